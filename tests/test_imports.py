@@ -28,15 +28,35 @@ def test_polyq_imports_in_one_direction():
 @pytest.mark.parametrize(
     ("module", "text", "line"),
     [
-        ("affine__sets", "import polyq.schedule.target", "affine/sets.py:1: the room affine imports schedule, which comes after it"),
-        ("schedule__a", "\nfrom polyq import emit", "schedule/a.py:2: the room schedule imports emit, which comes after it"),
-        ("schedule__a", "from ..build import kernel", "schedule/a.py:1: the room schedule imports build, which comes after it"),
-        ("emit__a", "def f():\n    import polyq.build", "emit/a.py:2: the room emit imports build, which comes after it"),
+        (
+            "affine__sets",
+            "import polyq.schedule.target",
+            "affine/sets.py:1: the room affine imports schedule, which comes after it",
+        ),
+        (
+            "schedule__a",
+            "\nfrom polyq import emit",
+            "schedule/a.py:2: the room schedule imports emit, which comes after it",
+        ),
+        (
+            "schedule__a",
+            "from ..build import kernel",
+            "schedule/a.py:1: the room schedule imports build, which comes after it",
+        ),
+        (
+            "emit__a",
+            "def f():\n    import polyq.build",
+            "emit/a.py:2: the room emit imports build, which comes after it",
+        ),
         ("affine__a", "import islpy as isl", "affine/a.py:1: imports islpy, which only affine/sets.py may"),
         ("emit__a", "from islpy import Set", "emit/a.py:1: imports islpy, which only affine/sets.py may"),
         ("emit__a", "import cffi", "emit/a.py:1: imports cffi, which only build may"),
         ("build__a", "from cgen import Block", "build/a.py:1: imports cgen, which only emit may"),
-        ("build__a", "import polyq.testing", "build/a.py:1: the room build imports polyq.testing, which stands above the rooms"),
+        (
+            "build__a",
+            "import polyq.testing",
+            "build/a.py:1: the room build imports polyq.testing, which stands above the rooms",
+        ),
         ("attic__a", "import polyq.affine", "attic/a.py:1: attic is no room of polyq: add it to ROOMS"),
     ],
 )

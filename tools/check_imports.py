@@ -20,7 +20,7 @@ ONLY = {"islpy": "affine/sets.py", "cffi": "build/", "cgen": "emit/"}
 
 
 def imported(tree: ast.AST, module: tuple[str, ...]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield (line, dotted name as parts) of every import; ``module`` is the package that relative imports start from."""
+    """Yield (line, dotted name as parts) of every import; ``module`` is the package of relative imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:

@@ -89,17 +89,19 @@ class Target:
     def __str__(self) -> str:
         width = f"{self.vector_bytes * 8}-bit vectors x {self.registers}" if self.vector_bytes else "scalar"
         caches = f"L1 {_size(self.l1)}, L2 {_size(self.l2)}, L3 {_size(self.l3)}"
-        return f"{self.name}: {width}{', FMA' if self.fma else ''}, {self.cores} core{'s' * (self.cores != 1)}, {caches}"
+        cores = f"{self.cores} core{'s' * (self.cores != 1)}"
+        return f"{self.name}: {width}{', FMA' if self.fma else ''}, {cores}, {caches}"
 
 
-_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c")
+_AVX2 = ("avx2", "fma", "f16c")
 
 #: The instruction sets, widest first; the machine's part of each is filled in by :meth:`Target.named`.
 TARGETS: dict[str, Target] = {
     t.name: t
     for t in (
-        Target("avx512", 64, 32, True, (*_AVX512, "fma", "f16c"), (*(f"-m{f}" for f in _AVX512), "-mfma", "-mf16c"), 4, 2.0),
-        Target("avx2", 32, 16, True, ("avx2", "fma", "f16c"), ("-mavx2", "-mfma", "-mf16c"), 4, 2.0),
+        Target("avx512", 64, 32, True, _AVX512, tuple(f"-m{f}" for f in _AVX512), 4, 2.0),
+        Target("avx2", 32, 16, True, _AVX2, tuple(f"-m{f}" for f in _AVX2), 4, 2.0),
         Target("neon", 16, 32, True, ("asimd",), (), 4, 2.0),
         Target("sse", 16, 16, False, ("sse4_1",), ("-msse4.1",), 8, 1.0),
         Target("c", 0, 16, False, (), (), 8, 1.0),
@@ -137,13 +139,16 @@ def detect_machine() -> Machine:
 
 
 def parse_features(cpuinfo: str) -> frozenset[str]:
-    """Return the features that every processor of a ``/proc/cpuinfo`` text has (``flags`` on x86, ``Features`` on Arm).
+    r"""Return the features that every processor of a ``/proc/cpuinfo`` text has (``flags`` on x86, ``Features`` on Arm).
 
-    >>> sorted(parse_features("flags\\t\\t: fma avx2\\nflags : avx2"))
+    >>> sorted(parse_features("flags : fma avx2\nflags : avx2"))
     ['avx2']
     """
-    each = [set(value.split()) for key, _, value in (line.partition(":") for line in cpuinfo.splitlines())
-            if key.strip() in {"flags", "Features"}]
+    each = [
+        set(value.split())
+        for key, _, value in (line.partition(":") for line in cpuinfo.splitlines())
+        if key.strip() in {"flags", "Features"}
+    ]
     return frozenset(set[str].intersection(*each)) if each else frozenset()
 
 
@@ -155,7 +160,7 @@ def _baseline(machine: str) -> frozenset[str]:
 
 
 def read_caches(folder: Path) -> tuple[int, int, int, int]:
-    """Return the data cache sizes L1, L2, L3 and the line in bytes from a sysfs folder; usual sizes where it is silent."""
+    """Return the data cache sizes L1, L2, L3 and the line in bytes from a sysfs folder; usual ones where it is silent."""
     sizes: dict[int, int] = {}
     line = 0
     for index in sorted(folder.glob("index*")):
