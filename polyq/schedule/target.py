@@ -139,7 +139,7 @@ def detect_machine() -> Machine:
 
 
 def parse_features(cpuinfo: str) -> frozenset[str]:
-    r"""Return the features that every processor of a ``/proc/cpuinfo`` text has (``flags`` on x86, ``Features`` on Arm).
+    r"""Return the features that each processor of a ``/proc/cpuinfo`` text has (``flags``, on Arm ``Features``).
 
     >>> sorted(parse_features("flags : fma avx2\nflags : avx2"))
     ['avx2']
@@ -160,7 +160,7 @@ def _baseline(machine: str) -> frozenset[str]:
 
 
 def read_caches(folder: Path) -> tuple[int, int, int, int]:
-    """Return the data cache sizes L1, L2, L3 and the line in bytes from a sysfs folder; usual ones where it is silent."""
+    """Return L1, L2, L3 and the line in bytes from a folder of sysfs; usual sizes where it is silent."""
     sizes: dict[int, int] = {}
     line = 0
     for index in sorted(folder.glob("index*")):
