@@ -7,18 +7,16 @@ these limits as measured in the same run, round by round, since clocks and neigh
 from __future__ import annotations
 
 import ctypes
-import os
-import shlex
-import shutil
 import statistics
-import subprocess
 import tempfile
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from polyq.affine.errors import BuildError, CompilerNotFound
+from polyq.affine.errors import BuildError
+from polyq.build.compiler import find_compiler
 
 __all__ = ["Copy", "Fma", "Read", "read_bandwidth"]
 
@@ -101,43 +99,28 @@ def _checked(seconds: float) -> float:
     return seconds
 
 
-def _compiler() -> list[str]:
-    asked = os.environ.get("CC")
-    for name in [asked] if asked else ["cc", "gcc", "clang"]:
-        command = shlex.split(name)
-        if command and shutil.which(command[0]):
-            return command
-    what = f"CC={asked} does not run" if asked else "none of cc, gcc, clang is there"
-    raise CompilerNotFound(f"no C compiler to measure the machine's limits with: {what}")
-
-
 @lru_cache(maxsize=1)
 def _library() -> ctypes.CDLL:
-    """Compile ``limits.c`` for this CPU and load it; the file is gone again when this returns."""
-    source = Path(__file__).with_name("limits.c")
-    with tempfile.TemporaryDirectory(prefix="polyq-limits-") as folder:
-        target = os.path.join(folder, "limits.so")
-        common = ["-O3", "-funroll-loops", "-shared", "-fPIC", "-pthread", str(source), "-o", target]
-        for native in (["-march=native"], ["-mcpu=native"], list[str]()):  # not every compiler has every spelling
-            command = [*_compiler(), *native, *common]
-            result = subprocess.run(command, capture_output=True, text=True, check=False)
-            if result.returncode == 0:
-                break
-        else:
-            raise BuildError(f"the limits did not compile: {shlex.join(command)}\n{result.stderr}")
-        library = ctypes.CDLL(target)
-    seconds, pointer, size, count, number = (
-        ctypes.c_double,
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_long,
-        ctypes.c_int,
-    )
-    for name, arguments in (
-        ("limit_read", [pointer, count, size, number, number]),
-        ("limit_copy", [pointer, pointer, size, number]),
-        ("limit_fma", [count, number]),
+    """Compile ``limits.c`` for this CPU and load it; the files are gone again when this returns."""
+    source = Path(__file__).with_name("limits.c").read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="polyq-limits-") as name:
+        folder = Path(name)
+        (folder / "limits.c").write_text(source, encoding="utf-8")
+        library = _compiled(folder)
+    pointer, size, count, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long, ctypes.c_int
+    for function, arguments in (
+        (library.limit_read, [pointer, count, size, number, number]),
+        (library.limit_copy, [pointer, pointer, size, number]),
+        (library.limit_fma, [count, number]),
     ):
-        function = getattr(library, name)
         function.restype, function.argtypes = ctypes.c_double, arguments
     return library
+
+
+def _compiled(folder: Path) -> ctypes.CDLL:
+    for native in ("-march=native", "-mcpu=native"):  # not every compiler has every spelling
+        with suppress(BuildError):
+            find_compiler().compile(folder, "limits.c", "limits.so", (native, "-funroll-loops"))
+            return ctypes.CDLL(str(folder / "limits.so"))
+    find_compiler().compile(folder, "limits.c", "limits.so", ("-funroll-loops",))
+    return ctypes.CDLL(str(folder / "limits.so"))
