@@ -10,7 +10,7 @@ Domains are compared by :meth:`Domain.equals`; ``==`` is identity.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ import islpy as isl
 
 from polyq.affine.expr import Affine, AffineLike, Constraint, FloorDiv
 
-__all__ = ["Domain", "Relation", "SearchLimit", "limited"]
+__all__ = ["Access", "Domain", "Relation", "SearchLimit", "limited", "value_flow"]
 
 _CONTEXT = isl.DEFAULT_CONTEXT
 _SET, _PARAM, _IN, _OUT, _DIV = (
@@ -34,7 +34,7 @@ class SearchLimit(RuntimeError):
 
 
 @contextmanager
-def limited(operations: int) -> Iterator[None]:
+def limited(operations: int) -> Generator[None]:
     """Bound the number of isl operations of the block; raise :class:`SearchLimit` beyond it."""
     before = _CONTEXT.get_max_operations()
     _CONTEXT.reset_operations()
@@ -143,7 +143,7 @@ def _from_local(item: Any, dims: Sequence[str], kind: Any) -> Affine:
     for position, name in enumerate(dims):
         total += Affine.dim(name) * scaled(item.get_coefficient_val(kind, position))
     for position in range(item.dim(_PARAM)):
-        name = _decode(item.get_dim_name(_PARAM, position))
+        name = _decode(str(item.get_dim_name(_PARAM, position)))
         total += Affine.param(name) * scaled(item.get_coefficient_val(_PARAM, position))
     for position in range(item.dim(_DIV)):
         factor = scaled(item.get_coefficient_val(_DIV, position))
@@ -546,3 +546,74 @@ class Relation:
 def _unflatten(raw: Any, split: int) -> Any:
     count = raw.dim(_SET)
     return isl.Map.from_domain(raw).move_dims(_OUT, 0, _IN, split, count - split)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Access:
+    """What one statement does to one array: at every point of ``domain``, at ``time``, it touches ``array[index]``.
+
+    The times of all accesses of a program have one length; they are compared lexicographically.
+    """
+
+    domain: Domain
+    time: tuple[Affine, ...]
+    array: str
+    index: tuple[Affine, ...]
+
+
+def value_flow(
+    reads: Sequence[Access], writes: Sequence[Access]
+) -> tuple[dict[tuple[int, int], Relation], dict[int, Domain]]:
+    """Return which write each read gets its value from: exact, by the last writer before it.
+
+    The first result holds, for (position of the write, position of the read), the pairs from writing to reading
+    points, where there are any; the second, by position of the read, the points that no write precedes. A read at the
+    time of a write comes first.
+    """
+    flows: dict[tuple[int, int], Relation] = {}
+    unwritten: dict[int, Domain] = {}
+    for array in dict.fromkeys(r.array for r in reads):
+        sinks = [i for i, r in enumerate(reads) if r.array == array]
+        sources = [i for i, w in enumerate(writes) if w.array == array]
+        _flow_of_array(reads, writes, sinks, sources, flows, unwritten)
+    return flows, unwritten
+
+
+def _flow_of_array(
+    reads: Sequence[Access],
+    writes: Sequence[Access],
+    sinks: list[int],
+    sources: list[int],
+    flows: dict[tuple[int, int], Relation],
+    unwritten: dict[int, Domain],
+) -> None:
+    access, order = isl.UnionMap.empty(_space((), 0)), isl.UnionMap.empty(_space((), 0))
+    must = access
+    for i in sinks:
+        access = access.union(_tagged(reads[i], reads[i].index, f"R{i}"))
+        order = order.union(_tagged(reads[i], (*reads[i].time, Affine(0)), f"R{i}"))
+    for i in sources:
+        must = must.union(_tagged(writes[i], writes[i].index, f"W{i}"))
+        order = order.union(_tagged(writes[i], (*writes[i].time, Affine(1)), f"W{i}"))
+    if must.is_empty():
+        unwritten.update({i: reads[i].domain for i in sinks if not reads[i].domain.is_empty()})
+        return
+    flow = isl.UnionAccessInfo.from_sink(access).set_must_source(must).set_schedule_map(order).compute_flow()
+    for part in _maps(flow.get_must_dependence()):
+        i, j = (int(part.get_tuple_name(kind)[1:]) for kind in (_IN, _OUT))
+        raw = part.reset_tuple_id(_IN).reset_tuple_id(_OUT)
+        flows[i, j] = Relation(writes[i].domain.dims, reads[j].domain.dims, raw)
+    for part in _maps(flow.get_must_no_source()):
+        j = int(part.get_tuple_name(_IN)[1:])
+        if not part.is_empty():
+            unwritten[j] = Domain(reads[j].domain.dims, part.domain().reset_tuple_id())
+
+
+def _maps(union: Any) -> list[Any]:
+    maps = union.get_map_list()
+    return [maps.get_at(i) for i in range(maps.n_map())]
+
+
+def _tagged(access: Access, exprs: Sequence[Affine], tag: str) -> Any:
+    relation = Relation.function(access.domain, exprs, [str(i) for i in range(len(exprs))]).raw
+    return relation.set_tuple_name(_IN, tag).to_union_map()
