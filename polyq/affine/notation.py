@@ -1,0 +1,142 @@
+"""Index notation: text to :class:`~polyq.affine.spec.Spec`.
+
+One statement a line: ``target[subscripts] op body [where constraint, constraint]``. The text is read with Python's
+grammar against an allow-list; it is never evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+
+from polyq.affine import dtypes
+from polyq.affine.elaborate import elaborate
+from polyq.affine.errors import SpecError
+from polyq.affine.expr import Affine, AffineMap, Dim, Param
+from polyq.affine.reader import affine, check_name, parse_expression, subscripts
+from polyq.affine.spec import Spec, Tensor
+from polyq.affine.statements import Statement, located, logical_lines, read_statement
+
+__all__ = ["declare", "parse", "parse_extent", "parse_map"]
+
+Declaration = tuple[str, "int | str | Sequence[int | str]"]
+
+
+# ---- small texts: extents and maps
+def parse_extent(text: str) -> Affine:
+    """Return the affine expression of parameters that ``text`` is.
+
+    >>> str(parse_extent("2*(n - 1) // 4"))
+    '(n - 1)//2'
+    """
+    return affine(parse_expression(text), Param)
+
+
+def parse_map(text: str) -> AffineMap:
+    """Return the map that ``text`` is; names that are no dims are parameters.
+
+    >>> str(parse_map("(i, j) -> (j, i//2)"))
+    '(i, j) -> (j, i//2)'
+    """
+    match = re.fullmatch(r"\s*\(([^()]*)\)\s*->\s*\((.*)\)\s*", text, re.DOTALL)
+    if match is None:
+        raise SpecError(f"`{text}` is no map: expected (dims) -> (expressions), such as (i, j) -> (j, i//2)")
+    dims = tuple(check_name(d.strip(), "dim") for d in match[1].split(",") if d.strip())
+    if len(set(dims)) != len(dims):
+        raise SpecError(f"`{text}`: a dim stands there twice")
+    results = ast.Tuple([], ast.Load()) if not match[2].strip() else parse_expression(f"({match[2].rstrip().rstrip(',')},)")
+    if not isinstance(results, ast.Tuple):
+        raise SpecError(f"`{text}` is no map: expected (dims) -> (expressions)")
+    try:
+        return AffineMap(dims, tuple(affine(e, lambda n: Dim(n) if n in dims else Param(n)) for e in results.elts))
+    except SpecError as error:
+        raise SpecError(f"`{text}`: {error}") from None
+
+
+def declare(name: object, dtype: object, shape: object) -> Tensor:
+    """Return a checked tensor; a shape entry is an int or the text of an expression of parameters."""
+    checked = check_name(name, "tensor")
+    if not isinstance(dtype, str) or dtype not in dtypes.DTYPES:
+        raise SpecError(f"tensor {checked}: unknown dtype {dtype!r}; known are {', '.join(dtypes.DTYPES)}")
+    entries = (shape,) if isinstance(shape, int | str) else shape
+    if not isinstance(entries, Sequence):
+        raise SpecError(f"tensor {checked}: expected a tuple of ints and texts as the shape, got {shape!r}")
+    return Tensor(checked, dtype, tuple(_entry(checked, e) for e in entries))
+
+
+def _entry(tensor: str, entry: object) -> int | str:
+    if isinstance(entry, str):
+        try:
+            value = parse_extent(entry)
+            for name in sorted(value.params()):
+                check_name(name, "parameter")
+        except SpecError as error:
+            raise SpecError(f"tensor {tensor}, shape entry {entry!r}: {error}") from None
+        return _shape_entry(value)
+    if isinstance(entry, bool) or not hasattr(entry, "__index__"):
+        raise SpecError(f"tensor {tensor}: the shape entry {entry!r} is neither an int nor a text such as \"m\" or \"n - 2\"")
+    size = int(entry)  # type: ignore[call-overload]
+    if size < 0:
+        raise SpecError(f"tensor {tensor}: the shape entry {size} is negative")
+    return size
+
+
+def _shape_entry(value: Affine) -> int | str:
+    return value.const if value.is_constant else str(value)
+
+
+# ---- whole programs
+_DECLARATION = re.compile(r"([^\s=\[\]:]+)\s*:(.*)")
+
+
+def parse(text: str, /, *, outputs: Sequence[str] | None = None, **tensors: Declaration) -> Spec:
+    """Return the spec of a program in index notation.
+
+    Each keyword declares a tensor by (dtype, shape), as a line ``w: u8[4096, 32, 128]`` does. ``outputs`` names the
+    outputs in order; otherwise they are the tensors that no statement reads but those that write them.
+
+    Raises :class:`SpecError` that names line, statement, operand and dim for whatever is wrong.
+
+    >>> print(parse("y[i] += a[i, k] * x[k]", a=("f32", (8, "n")), x=("f32", ("n",))))
+    a: f32[8, n]
+    x: f32[n]
+    y[i] = 0.0
+    y[i] += (a[i, k] * x[k])
+    """
+    declared = [_keyword(name, given) for name, given in tensors.items()]
+    statements: list[Statement] = []
+    count: dict[str, int] = {}
+    for line in logical_lines(text):
+        with located(line.place):
+            match = _DECLARATION.fullmatch(line.text)
+            if match is not None:
+                declared.append(_declaration(match[1], match[2]))
+                continue
+            statement = read_statement(line, count)
+            count[statement.target] = count.get(statement.target, 0) + 1
+            statements.append(statement)
+    return elaborate(declared, statements, (outputs,) if isinstance(outputs, str) else outputs)
+
+
+def _keyword(name: str, given: object) -> Tensor:
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise SpecError(f"tensor {name}: expected (dtype, shape), such as ('f32', ('m', 128)), got {given!r}")
+    return declare(name, given[0], given[1])
+
+
+def _declaration(name: str, text: str) -> Tensor:
+    check_name(name, "tensor")
+    match parse_expression(text):
+        case ast.Name(id=dtype):
+            return declare(name, dtype, ())
+        case ast.Subscript(value=ast.Name(id=dtype), slice=ast.Tuple(elts=[])):
+            return declare(name, dtype, ())
+        case ast.Subscript(value=ast.Name(id=dtype), slice=shape):
+            return declare(name, dtype, tuple(_declared_entry(e) for e in subscripts(shape)))
+        case _:
+            raise SpecError(f"`{text.strip()}` is no type: expected dtype[shape], such as f32[m, 128]")
+
+
+def _declared_entry(entry: ast.expr) -> int | str:
+    return _shape_entry(affine(entry, Param))
