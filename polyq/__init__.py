@@ -1,0 +1,79 @@
+"""polyq: from small programs of affine loop nests to fast, proven CPU kernels.
+
+>>> import numpy, polyq
+>>> spec = polyq.parse("y[i] += a[i, j] * x[j]", a=("f32", ("m", 4)), x=("f32", (4,)))
+>>> polyq.interpret(spec, a=numpy.ones((2, 4), "f4"), x=numpy.ones(4, "f4"))
+array([4., 4.], dtype=float32)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from polyq.affine.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BuildError,
+    CompilerNotFound,
+    PolyqError,
+    ScheduleError,
+    SpecError,
+)
+
+if TYPE_CHECKING:
+    from polyq import testing as testing
+    from polyq.affine.interpret import interpret as interpret
+    from polyq.affine.notation import parse as parse
+    from polyq.affine.spec import Spec as Spec
+    from polyq.affine.spec import Tensor as Tensor
+    from polyq.build.building import build as build
+    from polyq.build.kernel import Kernel as Kernel
+    from polyq.schedule import Schedule as Schedule
+
+__all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
+    "BuildError",
+    "CompilerNotFound",
+    "Kernel",
+    "PolyqError",
+    "Schedule",
+    "ScheduleError",
+    "Spec",
+    "SpecError",
+    "Tensor",
+    "build",
+    "interpret",
+    "parse",
+    "testing",
+]
+
+#: What loads when it is first used, so that ``import polyq`` costs little more than numpy: name -> its module.
+_LAZY = {
+    "Kernel": "polyq.build.kernel",
+    "Schedule": "polyq.schedule",
+    "Spec": "polyq.affine.spec",
+    "Tensor": "polyq.affine.spec",
+    "interpret": "polyq.affine.interpret",
+    "parse": "polyq.affine.notation",
+}
+_PACKAGES = ("build", "testing")
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - one function for all names
+    if name in _PACKAGES:
+        return importlib.import_module(f"polyq.{name}")
+    if name in _LAZY:
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+    else:  # dtypes and functions for traced bodies: polyq.f32, polyq.exp
+        affine = importlib.import_module("polyq.affine")
+        if name.startswith("_") or name not in getattr(affine, "__all__", ()):
+            raise AttributeError(f"module 'polyq' has no attribute {name!r}")
+        value = getattr(affine, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,287 @@
+"""What a caller gives and gets: inputs checked and made dense, outputs allocated or taken, overlap resolved.
+
+The common call (numpy arrays of the right dtype, dense and aligned) takes a short way through :class:`Signature`; every
+other one goes through :func:`polyq.affine.arrays.take_arguments`, which converts or explains.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from polyq.affine.arrays import Array, bind_params, caller_view, storage_shape, take_arguments, to_storage
+from polyq.affine.dtypes import info, numpy_dtype
+from polyq.affine.errors import ArgumentError, ArgumentTypeError
+from polyq.affine.expr import Affine, Param
+from polyq.affine.spec import Spec, Tensor
+
+__all__ = ["Results", "Signature", "aligned_copy", "bound_params"]
+
+_log = logging.getLogger("polyq")
+
+Params = tuple[int, ...]
+
+
+class _Input:
+    """What the short way checks of one input: dtype, and each axis a number or the place of a parameter."""
+
+    __slots__ = ("axes", "determines", "dtype", "shape")
+
+    def __init__(self, tensor: Tensor, params: Sequence[str]) -> None:
+        self.dtype = numpy_dtype(tensor.dtype)
+        packed = info(tensor.dtype).packed
+        extents = tensor.extents
+        self.shape = storage_shape(tensor, {}) if all(e.is_constant for e in extents) else None
+        self.axes: list[tuple[int, int]] | None = []  # (constant, -1) or (0, position of the parameter); None: no short way
+        self.determines: list[tuple[int, int]] = []
+        for axis, extent in enumerate(extents):
+            name = _parameter(extent)
+            last = packed and axis == len(extents) - 1
+            if extent.is_constant:
+                self.axes.append((storage_shape(Tensor("t", tensor.dtype, (extent.const,)), {})[0] if last else extent.const, -1))
+            elif name is None or last:
+                self.axes = None
+                return
+            else:
+                self.axes.append((0, params.index(name)))
+                self.determines.append((axis, params.index(name)))
+
+
+def _parameter(extent: Affine) -> str | None:
+    if extent.const == 0 and len(extent.terms) == 1:
+        atom, coefficient = extent.terms[0]
+        if coefficient == 1 and isinstance(atom, Param):
+            return atom.name
+    return None
+
+
+class Signature:
+    """The arguments of a kernel, compiled from its spec. ``names`` are its inputs in order."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.names = spec.input_names
+        self.params = spec.params
+        self._position = {name: i for i, name in enumerate(self.names)}
+        self._inputs = [_Input(t, self.params) for t in spec.inputs]
+        determined = {p for i in self._inputs for _, p in i.determines}
+        # the short way serves where shapes alone give all parameters, entry by entry
+        self._short = all(i.axes is not None for i in self._inputs) and len(determined) == len(self.params)
+
+    def take(self, args: Sequence[object], named: Mapping[str, object]) -> tuple[list[Array], Params]:
+        """Return the storage arrays of all inputs, dense and aligned, and the parameters in order of :attr:`params`.
+
+        Raises :class:`ArgumentError` or :class:`ArgumentTypeError`, naming the argument, what was expected, what came.
+        """
+        if self._short:
+            values = args if not named else self._ordered(args, named)
+            if values is not None and len(values) == len(self._inputs):
+                params = self._check(values)
+                if params is not None:
+                    return values, params  # type: ignore[return-value] # _check saw that they are arrays
+        return self._convert(args, named)
+
+    def _ordered(self, args: Sequence[object], named: Mapping[str, object]) -> list[object] | None:
+        if len(args) + len(named) != len(self.names):
+            return None
+        try:
+            return [*args, *[named[name] for name in self.names[len(args) :]]]
+        except KeyError:
+            return None
+
+    def _check(self, values: Sequence[Any]) -> Params | None:
+        """Return the parameters if all values are arrays that a kernel can read as they are, else ``None``."""
+        params = [-1] * len(self.params)
+        for value, wanted in zip(values, self._inputs):  # noqa: B905 - the caller compared the lengths, and this is hot
+            if type(value) is not np.ndarray or value.dtype != wanted.dtype:
+                return None
+            flags = value.flags
+            if not (flags.c_contiguous and flags.aligned):
+                return None
+            if wanted.shape is not None:
+                if value.shape != wanted.shape:
+                    return None
+                continue
+            shape = value.shape
+            if len(shape) != len(wanted.axes):  # type: ignore[arg-type] # the short way has axes
+                return None
+            for axis, position in wanted.determines:
+                if params[position] < 0:
+                    params[position] = shape[axis]
+            for extent, (constant, position) in zip(shape, wanted.axes):  # type: ignore[arg-type] # noqa: B905
+                if extent != (constant if position < 0 else params[position]):
+                    return None
+        return tuple(params)
+
+    def _convert(self, args: Sequence[object], named: Mapping[str, object]) -> tuple[list[Array], Params]:
+        """Take the long way: conversions, copies, precise errors."""
+        arguments = self.by_name(args, named)
+        arrays, params = take_arguments(self.spec, arguments)
+        dense = [_dense(name, arrays[name]) for name in self.names]
+        return dense, tuple(params[name] for name in self.params)
+
+    def by_name(self, args: Sequence[object], named: Mapping[str, object]) -> dict[str, object]:
+        """Return positional and named arguments as one mapping."""
+        if len(args) > len(self.names):
+            raise ArgumentError(
+                f"{len(args)} arguments given by position: expected at most {len(self.names)} ({', '.join(self.names) or 'none'})"
+            )
+        arguments = dict(zip(self.names, args, strict=False))
+        twice = [name for name in named if name in arguments]
+        if twice:
+            raise ArgumentError(f"{', '.join(twice)}: given by position and by name")
+        return {**arguments, **named}
+
+
+def _dense(name: str, array: Array) -> Array:
+    flags = array.flags
+    if flags.c_contiguous and flags.aligned:
+        return array
+    # a copy is what makes strides right; it shows in the log, so that a caller can find it
+    _log.info("%s: strides %s of shape %s copied, %d bytes", name, array.strides, array.shape, array.nbytes)
+    return np.array(array, order="C", copy=True)
+
+
+# ---- outputs
+class Results:
+    """How the outputs of one kernel are allocated, taken from ``out=``, and given back."""
+
+    def __init__(self, spec: Spec, params: Sequence[str]) -> None:
+        self.tensors = spec.outputs
+        self.params = tuple(params)
+        self.dtypes = [numpy_dtype(t.dtype) for t in self.tensors]
+        #: for each output the position of the input that it updates, or -1
+        self.updates = [spec.input_names.index(t.name) if t.name in spec.input_names else -1 for t in self.tensors]
+        self.bf16 = any(t.dtype == "bf16" for t in self.tensors)
+        constant = all(e.is_constant for t in self.tensors for e in t.extents)
+        self._constant = [storage_shape(t, {}) for t in self.tensors] if constant else None
+
+    def shapes(self, params: Params) -> list[tuple[int, ...]]:
+        """Return the storage shapes of all outputs."""
+        if self._constant is not None:
+            return self._constant
+        values = dict(zip(self.params, params, strict=True))
+        return [storage_shape(t, values) for t in self.tensors]
+
+    def fresh(self, inputs: Sequence[Array], params: Params) -> list[Array]:
+        """Return new arrays; one that updates an input starts as a copy of it."""
+        arrays = [np.empty(shape, dtype) for shape, dtype in zip(self.shapes(params), self.dtypes)]  # noqa: B905
+        for array, update in zip(arrays, self.updates):  # noqa: B905
+            if update >= 0:
+                np.copyto(array, inputs[update])
+        return arrays
+
+    def into(self, out: object, inputs: Sequence[Array], params: Params) -> tuple[list[Array], list[Array]]:
+        """Return the arrays to compute in and the caller's arrays, which may be the same.
+
+        An ``out`` that is dense and shares no memory with an input is computed in directly, and so is one that is the
+        very input it updates; any other gets the result copied.
+        """
+        taken = self._taken(out, params)
+        for i, a in enumerate(taken):
+            for j, b in enumerate(taken[:i]):
+                if np.may_share_memory(a, b):
+                    one, two = self.tensors[j].name, self.tensors[i].name
+                    raise ArgumentError(f"out: the arrays for {one} and {two} overlap; give each memory of its own")
+        return [self._place(i, array, inputs) for i, array in enumerate(taken)], taken
+
+    def _place(self, i: int, array: Array, inputs: Sequence[Array]) -> Array:
+        update = self.updates[i]
+        usable = array.flags.c_contiguous and array.flags.aligned
+        for j, given in enumerate(inputs):
+            if usable and np.may_share_memory(array, given):
+                usable = j == update and _same_memory(array, given)
+        place = array if usable else np.empty(array.shape, array.dtype)
+        if update >= 0 and not (usable and _same_memory(array, inputs[update])):
+            np.copyto(place, inputs[update])
+        return place
+
+    def _taken(self, out: object, params: Params) -> list[Array]:
+        count = len(self.tensors)
+        given: Sequence[object] = out if isinstance(out, (tuple, list)) else (out,)  # type: ignore[assignment]
+        if len(given) != count:
+            names = ", ".join(t.name for t in self.tensors)
+            raise ArgumentError(f"out: expected {_counted(count)} ({names}), got {_counted(len(given))}")
+        pairs = zip(self.tensors, given, self.dtypes, self.shapes(params), strict=True)
+        return [_output(tensor, value, dtype, shape) for tensor, value, dtype, shape in pairs]
+
+
+def _counted(count: int) -> str:
+    return "one array" if count == 1 else f"a tuple of {count} arrays"
+
+
+def _same_memory(a: Array, b: Array) -> bool:
+    return a.shape == b.shape and a.strides == b.strides and a.ctypes.data == b.ctypes.data
+
+
+def _output(tensor: Tensor, value: object, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """Check one array of ``out=`` and return it as storage."""
+    array = _writable(tensor, value)
+    if tensor.dtype == "bf16" and array.dtype.name == "bfloat16":
+        array = array.view(np.uint16)
+    if array.dtype != dtype:
+        raise ArgumentTypeError(f"out: {tensor.name} expects dtype {dtype.name} ({tensor.dtype}), got {array.dtype}")
+    if array.shape != shape:
+        raise ArgumentError(f"out: {tensor.name} expects shape {shape}, got {array.shape}")
+    if not array.flags.writeable:
+        raise ArgumentError(f"out: the array for {tensor.name} is read-only; give one that can be written")
+    if any(stride == 0 and extent > 1 for stride, extent in zip(array.strides, array.shape, strict=True)):
+        raise ArgumentError(f"out: the array for {tensor.name} is a broadcast view, several of its elements are one")
+    return array
+
+
+def _writable(tensor: Tensor, value: Any) -> Array:  # noqa: ANN401
+    """Return a view of a caller's output, never a copy."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise ArgumentTypeError(f"out: {tensor.name} expects a plain array, a mask would be lost")
+    if isinstance(value, np.ndarray):
+        return np.asarray(value)
+    try:
+        if hasattr(value, "__array_interface__") and not isinstance(value, np.generic):
+            return np.asarray(value)
+        if hasattr(value, "__dlpack__") and hasattr(value, "__array__"):
+            # numpy shows DLPack arrays read-only until their protocol says otherwise; torch's own view is writable
+            shown = value.numpy() if hasattr(value, "numpy") else np.from_dlpack(value)
+            return np.asarray(shown)
+        if hasattr(value, "__dlpack__"):
+            return np.from_dlpack(value)
+        return np.asarray(memoryview(value))
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        kind = type(value).__qualname__
+        raise ArgumentTypeError(f"out: {tensor.name} expects a writable array on the CPU, got {kind}: {error}") from error
+
+
+def as_given(results: Results, arrays: list[Array]) -> list[Array]:
+    """Return storage arrays as a caller sees them."""
+    if not results.bf16:
+        return arrays
+    return [caller_view(t, a) for t, a in zip(results.tensors, arrays, strict=True)]
+
+
+# ---- constants
+def bound_params(spec: Spec, arrays: Mapping[str, Array]) -> dict[str, int]:
+    """Check the shapes of some inputs against each other; return the parameters that they determine."""
+    tensors = [t for t in spec.inputs if t.name in arrays]
+    known: set[str] = set()
+    for tensor in tensors:
+        extents = tensor.extents[:-1] if info(tensor.dtype).packed else tensor.extents
+        if len(arrays[tensor.name].shape) == len(tensor.extents):
+            known |= {p for e in extents if (p := _parameter(e)) is not None}
+    checked = tuple(t for t in tensors if all(e.params() <= known for e in t.extents))
+    part = Spec(spec.name, checked, (), tuple(t.name for t in checked), ())
+    return bind_params(part, {t.name: arrays[t.name].shape for t in checked}, {})
+
+
+def aligned_copy(tensor: Tensor, value: object) -> Array:
+    """Return a dense copy of an argument in storage form, on a cache line of its own (64 bytes)."""
+    source, logical = to_storage(tensor, value)
+    if logical is not None and len(logical) != len(tensor.shape):
+        raise ArgumentError(f"{tensor.name}: expected {len(tensor.shape)} axes, got shape {logical}")
+    memory = np.empty(source.nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    copy = memory[start : start + source.nbytes].view(source.dtype).reshape(source.shape)
+    np.copyto(copy, source)
+    return copy

@@ -1,0 +1,153 @@
+"""From a program to its C: the schedule, the certificate, the printed module; and the memo that spares all three.
+
+The memo's key covers the program (structurally, not by identity), the options, the machine that an automatic schedule
+is made for, and polyq's own source.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from polyq.affine.errors import ScheduleError
+from polyq.affine.spec import Spec
+from polyq.build import cache
+from polyq.emit.module import Module
+from polyq.schedule.target import detect_machine
+
+__all__ = ["Plan", "ScheduleLike", "canonical", "make_plan", "make_schedule"]
+
+_log = logging.getLogger("polyq")
+
+
+class ScheduleLike(Protocol):
+    """What this room needs of a schedule."""
+
+    @property
+    def spec(self) -> Spec:
+        """The program."""
+        ...
+
+    @property
+    def numerics(self) -> str:
+        """The mode that decides what was legal."""
+        ...
+
+    @property
+    def target(self) -> Any:  # noqa: ANN401 - only its name is shown
+        """The machine it was made for."""
+        ...
+
+    def certificate(self) -> Any:  # noqa: ANN401 - passed on as it is
+        """Return the proof that the lowered program computes the spec."""
+        ...
+
+    def explain(self) -> str:
+        """Return the decisions, with their counts."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A printed program: its module, the decisions as text, and one line about its certificate."""
+
+    module: Module
+    explanation: str
+    proof: str
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Log how long a phase took."""
+    started = time.perf_counter()
+    yield
+    _log.debug("%s: %.1f ms", name, 1e3 * (time.perf_counter() - started))
+
+
+def make_schedule(spec: Spec, numerics: str, target: str) -> ScheduleLike:
+    """Return the automatic schedule; the same arguments give the same one."""
+    from polyq.schedule import Schedule  # heavy, and not needed where the memo knows the program
+
+    with phase("schedule"):
+        return Schedule.auto(spec, numerics=numerics, target=target)
+
+
+def make_plan(
+    program: Spec | ScheduleLike, numerics: str, target: str
+) -> tuple[Plan, ScheduleLike | None, object | None]:
+    """Return the plan of a program; its schedule and certificate come along if they had to be made."""
+    key = _memo_key(program, numerics, target)
+    memo = cache.read_memo(key) if key else None
+    if memo is not None:
+        _log.debug("plan: from the cache")
+        return _plan_from(memo), None, None
+    schedule = make_schedule(program, numerics, target) if isinstance(program, Spec) else program
+    with phase("certificate"):
+        certificate = schedule.certificate()
+    if not getattr(certificate, "ok", True):
+        raise ScheduleError(f"the schedule does not compute the spec; please report this: {certificate}", certificate)
+    with phase("emit"):
+        from polyq import emit
+
+        module: Module = emit.generate(schedule)
+    plan = Plan(module, schedule.explain(), str(certificate).partition("\n")[0])
+    if key:
+        cache.write_memo(key, dataclasses.asdict(plan))
+    return plan, schedule, certificate
+
+
+def _plan_from(memo: dict[str, Any]) -> Plan:
+    fields: dict[str, Any] = memo["module"]
+    module = Module(**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()})
+    return Plan(module, memo["explanation"], memo["proof"])
+
+
+def _memo_key(program: Spec | ScheduleLike, numerics: str, target: str) -> str | None:
+    try:
+        text = canonical(program)
+    except TypeError as error:
+        _log.debug("plan: no memo, %s", error)
+        return None
+    return cache.digest("memo", text, numerics, target, canonical(detect_machine()), cache.source_digest())
+
+
+def canonical(value: object) -> str:
+    """Return a text that is equal for equal values of one type, and differs otherwise, in every process.
+
+    Dataclasses count with the fields that ``==`` compares; :class:`TypeError` for a value of another kind.
+
+    >>> canonical(("a", 1)) == canonical(("a", True))
+    False
+    """
+    parts: list[str] = []
+    _write(value, parts)
+    return "".join(parts)
+
+
+def _write(value: object, parts: list[str]) -> None:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        parts.append(f"{type(value).__name__}:{value!r}")
+    elif isinstance(value, (tuple, list)):
+        _write_all("(", value, parts)
+    elif isinstance(value, (set, frozenset)):
+        _write_all("{", sorted(map(canonical, value)), parts)
+    elif isinstance(value, Mapping):
+        _write_all("{", sorted((canonical(k), canonical(v)) for k, v in value.items()), parts)
+    elif dataclasses.is_dataclass(value):
+        compared = [f.name for f in dataclasses.fields(value) if f.compare]
+        _write_all(f"{type(value).__qualname__}(", [(name, getattr(value, name)) for name in compared], parts)
+    else:
+        raise TypeError(f"a {type(value).__qualname__} has no canonical text")
+
+
+def _write_all(start: str, values: Iterable[object], parts: list[str]) -> None:
+    parts.append(start)
+    for value in values:
+        _write(value, parts)
+        parts.append(",")
+    parts.append(")")

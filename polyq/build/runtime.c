@@ -1,0 +1,255 @@
+/* The runtime of all kernels of a process: one thread pool, and buffers that belong to threads.
+ *
+ * The pool is fork/join. Workers spin for about a millisecond, so that the layers of a network that follow each other
+ * closely find them awake, and sleep afterwards; the caller spins shortly, because a worker that was woken often lands
+ * on the caller's core. One caller at a time owns the pool, others (and calls from inside a body) run serially.
+ * The library is never unloaded: its workers stay in it.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <time.h>
+
+typedef void (*polyq_body)(void *argument, int thread, int threads);
+
+typedef struct {
+  void (*run)(polyq_body body, void *argument, int threads);
+  void *(*workspace)(size_t bytes);
+  void *(*scratch)(size_t bytes);
+} polyq_runtime;
+
+/* ---- waiting for a word to change ---- */
+
+#if defined(__x86_64__) || defined(__i386__)
+#define PAUSE() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define PAUSE() __asm__ volatile("yield")
+#else
+#define PAUSE() ((void)0)
+#endif
+
+#ifdef __linux__
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Sleep unless *word differs from value already; may return early. */
+static void sleep_while(_Atomic uint32_t *word, uint32_t value) {
+  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+static void wake_all(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0); }
+static void reset_sleep(void) {}
+#else
+static pthread_mutex_t sleep_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t sleep_cond = PTHREAD_COND_INITIALIZER;
+
+static void sleep_while(_Atomic uint32_t *word, uint32_t value) {
+  pthread_mutex_lock(&sleep_lock);
+  if (atomic_load(word) == value) pthread_cond_wait(&sleep_cond, &sleep_lock);
+  pthread_mutex_unlock(&sleep_lock);
+}
+static void wake_all(_Atomic uint32_t *word) {
+  (void)word;
+  pthread_mutex_lock(&sleep_lock);
+  pthread_cond_broadcast(&sleep_cond);
+  pthread_mutex_unlock(&sleep_lock);
+}
+static void reset_sleep(void) {
+  pthread_mutex_init(&sleep_lock, NULL);
+  pthread_cond_init(&sleep_cond, NULL);
+}
+#endif
+
+static int64_t nanoseconds(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Spin until *word differs from value, at most for the given time. A pause lasts 5 to 140 cycles, depending on the CPU:
+ * so the clock decides, not a count. */
+static uint32_t spin_while(_Atomic uint32_t *word, uint32_t value, int64_t limit) {
+  uint32_t now = atomic_load_explicit(word, memory_order_acquire);
+  if (now != value) return now;
+  int64_t end = nanoseconds() + limit;
+  do {
+    for (int i = 0; i < 64; i++) {
+      now = atomic_load_explicit(word, memory_order_acquire);
+      if (now != value) return now;
+      PAUSE();
+    }
+  } while (nanoseconds() < end);
+  return now;
+}
+
+/* ---- the pool ---- */
+
+enum { MAX_WORKERS = 1023, WORKER_SPIN = 1000000, CALLER_SPIN = 50000, STACK_BYTES = 4 << 20 };
+
+static struct {
+  pthread_mutex_t owner;             /* held while a job runs, and while the process forks */
+  _Atomic uint32_t job;              /* number of the current job */
+  _Atomic uint32_t unanswered;       /* workers that have not answered it */
+  _Atomic uint32_t sleepers;         /* workers that sleep on `job` */
+  _Atomic uint32_t caller_sleeps;
+  polyq_body body;
+  void *argument;
+  int threads;                       /* that take part in the job; the caller is thread 0 */
+  int workers;                       /* that exist */
+  uint32_t seen[MAX_WORKERS + 1];    /* the job that was current when a worker was made */
+} pool = {.owner = PTHREAD_MUTEX_INITIALIZER};
+
+static void *work(void *argument) {
+  int thread = (int)(intptr_t)argument;
+  uint32_t last = pool.seen[thread];
+#if defined(__x86_64__)
+  __builtin_ia32_ldmxcsr(0x1f80); /* rounding to nearest, denormals kept, whatever the thread that made this one uses */
+#endif
+  for (;;) {
+    uint32_t now = spin_while(&pool.job, last, WORKER_SPIN);
+    while (now == last) {
+      atomic_fetch_add(&pool.sleepers, 1);
+      sleep_while(&pool.job, last);
+      atomic_fetch_sub(&pool.sleepers, 1);
+      now = atomic_load(&pool.job);
+    }
+    last = now;
+    if (thread < pool.threads) pool.body(pool.argument, thread, pool.threads);
+    /* Every worker answers every job, also one without a part in it: else a late one could take part in the next
+     * job twice. */
+    if (atomic_fetch_sub(&pool.unanswered, 1) == 1 && atomic_load(&pool.caller_sleeps)) wake_all(&pool.unanswered);
+  }
+  return NULL;
+}
+
+static void before_fork(void) { pthread_mutex_lock(&pool.owner); }
+static void in_parent(void) { pthread_mutex_unlock(&pool.owner); }
+static void in_child(void) { /* has no workers: forget them, and let the next job make new ones */
+  pthread_mutex_init(&pool.owner, NULL);
+  atomic_store(&pool.unanswered, 0);
+  atomic_store(&pool.sleepers, 0);
+  atomic_store(&pool.caller_sleeps, 0);
+  pool.workers = 0;
+  reset_sleep();
+}
+
+/* Make workers until there are `wanted`; return how many there are. No job is published meanwhile. */
+static int make_workers(int wanted) {
+  if (pool.workers >= wanted) return pool.workers;
+  pthread_attr_t attributes;
+  sigset_t all, before;
+  pthread_attr_init(&attributes);
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  pthread_attr_setstacksize(&attributes, STACK_BYTES);
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before); /* workers inherit it: signals go to the threads of the program */
+  while (pool.workers < wanted) {
+    pthread_t id;
+    int thread = pool.workers + 1;
+    pool.seen[thread] = atomic_load(&pool.job);
+    if (pthread_create(&id, &attributes, work, (void *)(intptr_t)thread)) break;
+    pool.workers = thread;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  pthread_attr_destroy(&attributes);
+  return pool.workers;
+}
+
+static void run(polyq_body body, void *argument, int threads) {
+  if (threads > MAX_WORKERS + 1) threads = MAX_WORKERS + 1;
+  if (threads <= 1 || pthread_mutex_trylock(&pool.owner)) {
+    body(argument, 0, 1);
+    return;
+  }
+  int workers = make_workers(threads - 1);
+  if (threads > workers + 1) threads = workers + 1;
+  if (threads <= 1) {
+    pthread_mutex_unlock(&pool.owner);
+    body(argument, 0, 1);
+    return;
+  }
+  pool.body = body;
+  pool.argument = argument;
+  pool.threads = threads;
+  atomic_store(&pool.unanswered, (uint32_t)workers);
+  atomic_fetch_add(&pool.job, 1);
+  if (atomic_load(&pool.sleepers)) wake_all(&pool.job);
+  body(argument, 0, threads);
+  int64_t end = nanoseconds() + CALLER_SPIN;
+  uint32_t left;
+  while ((left = atomic_load_explicit(&pool.unanswered, memory_order_acquire))) {
+    if (nanoseconds() < end) {
+      spin_while(&pool.unanswered, left, CALLER_SPIN);
+      continue;
+    }
+    atomic_store(&pool.caller_sleeps, 1);
+    if ((left = atomic_load(&pool.unanswered))) sleep_while(&pool.unanswered, left);
+    atomic_store(&pool.caller_sleeps, 0);
+  }
+  pthread_mutex_unlock(&pool.owner);
+}
+
+/* ---- buffers of threads ---- */
+
+typedef struct {
+  void *memory;
+  size_t bytes;
+} buffer;
+
+typedef struct {
+  buffer workspace, scratch;
+} buffers;
+
+static pthread_key_t key;
+
+static void free_buffers(void *value) {
+  buffers *mine = value;
+  free(mine->workspace.memory);
+  free(mine->scratch.memory);
+  free(mine);
+}
+
+static buffers *my_buffers(void) {
+  buffers *mine = pthread_getspecific(key);
+  if (mine == NULL && (mine = calloc(1, sizeof *mine)) != NULL && pthread_setspecific(key, mine)) {
+    free(mine);
+    mine = NULL;
+  }
+  return mine;
+}
+
+/* Grow only, and never copy: what lies in a buffer ends with the call. */
+static void *grow(buffer *b, size_t bytes) {
+  if (b->memory != NULL && bytes <= b->bytes) return b->memory;
+  void *memory = NULL;
+  if (bytes > SIZE_MAX - 64) return NULL;
+  size_t rounded = (bytes + 63) / 64 * 64;
+  free(b->memory);
+  if (posix_memalign(&memory, 64, rounded ? rounded : 64)) memory = NULL;
+  b->memory = memory;
+  b->bytes = memory == NULL ? 0 : rounded;
+  return memory;
+}
+
+static void *workspace(size_t bytes) {
+  buffers *mine = my_buffers();
+  return mine == NULL ? NULL : grow(&mine->workspace, bytes);
+}
+
+static void *scratch(size_t bytes) {
+  buffers *mine = my_buffers();
+  return mine == NULL ? NULL : grow(&mine->scratch, bytes);
+}
+
+const polyq_runtime polyq_shared_runtime = {run, workspace, scratch};
+
+/* At load, once: a handler that is registered later could miss a fork. */
+__attribute__((constructor)) static void start(void) {
+  pthread_key_create(&key, free_buffers);
+  pthread_atfork(before_fork, in_parent, in_child);
+}
