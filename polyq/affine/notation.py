@@ -14,7 +14,7 @@ from polyq.affine import dtypes
 from polyq.affine.elaborate import elaborate
 from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine, AffineMap, Dim, Param
-from polyq.affine.reader import affine, check_name, parse_expression, subscripts
+from polyq.affine.reader import affine, check_name, expressions, parse_expression, subscripts
 from polyq.affine.spec import Spec, Tensor
 from polyq.affine.statements import Statement, located, logical_lines, read_statement
 
@@ -45,11 +45,9 @@ def parse_map(text: str) -> AffineMap:
     dims = tuple(check_name(d.strip(), "dim") for d in match[1].split(",") if d.strip())
     if len(set(dims)) != len(dims):
         raise SpecError(f"`{text}`: a dim stands there twice")
-    results = ast.Tuple([], ast.Load()) if not match[2].strip() else parse_expression(f"({match[2].rstrip().rstrip(',')},)")
-    if not isinstance(results, ast.Tuple):
-        raise SpecError(f"`{text}` is no map: expected (dims) -> (expressions)")
+    results = expressions(match[2])
     try:
-        return AffineMap(dims, tuple(affine(e, lambda n: Dim(n) if n in dims else Param(n)) for e in results.elts))
+        return AffineMap(dims, tuple(affine(e, lambda n: Dim(n) if n in dims else Param(n)) for e in results))
     except SpecError as error:
         raise SpecError(f"`{text}`: {error}") from None
 

@@ -13,7 +13,7 @@ from polyq.affine.extents import alone
 from polyq.affine.scalar import Const, Scalar
 from polyq.affine.spec import Op, Spec, Tensor
 
-__all__ = ["assemble", "fill", "identity"]
+__all__ = ["assemble", "fill", "identity", "zero"]
 
 
 def identity(reduce: str, dtype: str) -> Const:
@@ -32,6 +32,11 @@ def identity(reduce: str, dtype: str) -> Const:
         return Const(math.inf if reduce == "min" else -math.inf, dtype)
     low, high = dtypes.value_range(dtype)
     return Const(high if reduce == "min" else low, dtype)
+
+
+def zero(dtype: str) -> Const:
+    """Return the zero of a dtype (``False`` for bool)."""
+    return Const(0.0 if dtypes.is_float(dtype) else 0 if dtypes.is_int(dtype) else False, dtype)
 
 
 def fill(tensor: Tensor, value: Scalar, like: tuple[Affine, ...] = ()) -> Op:
@@ -67,7 +72,13 @@ def assemble(
             check_single_writes(op)
         except SpecError as error:
             raise SpecError(f"{where[op.name]}: {error}" if op.name in where else str(error)) from None
+    if not ops:
+        raise SpecError("there is no statement; expected lines such as y[i] = x[i] + 1")
     written = tuple(dict.fromkeys(op.target for op in ops))
+    users: dict[str, list[Op]] = {t.name: [] for t in tensors}
+    for op in ops:
+        for n in {op.target, *(r.tensor for r in op.reads)}:
+            users[n].append(op)
     chosen = _outputs(by_name, tuple(ops), declared, written, outputs)
     fills: dict[str, Op] = {}
     inputs: list[str] = []
@@ -75,13 +86,13 @@ def assemble(
         if t.name not in written:
             inputs.append(t.name)
         elif t.name in declared:
-            seen = coverage(t, tuple(ops))
+            seen = coverage(t, tuple(users[t.name]))
             if seen.exposed or seen.starts or not seen.complete:
                 inputs.append(t.name)
         else:
-            start = _start_value(t, tuple(ops), t.name in chosen, where)
+            start = _start_value(t, tuple(users[t.name]), t.name in chosen, where)
             if start is not None:
-                first = next(op for op in ops if op.target == t.name)
+                first = next(op for op in users[t.name] if op.target == t.name)
                 fills[first.name] = fill(t, start, first.index)
     ordered: list[Op] = []
     for op in ops:
@@ -123,7 +134,7 @@ def _start_value(t: Tensor, ops: tuple[Op, ...], is_output: bool, places: Mappin
     reduces = {op.name: op.reduce for op in ops}
     needed = {identity(reduces[name] or "+", t.dtype): None for name in seen.starts}
     if is_output and not seen.complete:
-        needed[Const(0.0 if dtypes.is_float(t.dtype) else t.dtype != "bool" and 0, t.dtype)] = None
+        needed[zero(t.dtype)] = None
     if len(needed) > 1:
         values = " and ".join(str(c.value) for c in needed)
         raise SpecError(

@@ -12,9 +12,12 @@ from polyq.affine.dtypes import DTYPES
 from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine, Constraint, Dim, Param
 from polyq.affine.scalar import Const, Index
-from polyq.affine.values import FUNCTION_NAMES, NUMBERS, Literal, Value, call, combine, literal
+from polyq.affine.values import FUNCTION_NAMES, NUMBERS, Value, call, combine, literal
 
-__all__ = ["RESERVED", "Reader", "affine", "check_name", "constraints", "parse_expression", "source"]
+__all__ = [
+    "RESERVED", "Reader", "affine", "check_name", "constraints", "expressions", "index_value", "names_in_order",
+    "parse_expression", "source", "subscripts",
+]  # fmt: skip
 
 #: names that no tensor, dim or parameter may have: arguments of calls, functions and dtypes
 RESERVED = frozenset(
@@ -117,6 +120,16 @@ def constraints(node: ast.expr, atom: Callable[[str], Dim | Param]) -> tuple[Con
     return tuple(found)
 
 
+def expressions(text: str) -> tuple[ast.expr, ...]:
+    """Return the expressions of a list that is separated by commas."""
+    if not text.strip():
+        return ()
+    listed = parse_expression(f"({text.strip().rstrip(',')},)")
+    if not isinstance(listed, ast.Tuple):
+        raise SpecError(f"`{text}`: expected expressions, separated by commas")
+    return tuple(listed.elts)
+
+
 def names_in_order(node: ast.expr) -> Iterator[ast.Name]:
     """Yield all names (not those of called functions) in the order of the text."""
     called = {id(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)}
@@ -207,13 +220,10 @@ def _named(node: ast.expr, make: Callable[[], Value]) -> Value:
 
 def _index_hint(node: ast.expr) -> str:
     """For mixed dtypes: say what a bare name was taken for, since a forgotten tensor reads like this."""
-    bare = [n.id for n in ast.iter_child_nodes(node) if isinstance(n, ast.Name) and n.id not in NUMBERS]
+    called = node.func if isinstance(node, ast.Call) else None
+    parts = [n for n in ast.iter_child_nodes(node) if n is not called]
+    bare = [n.id for n in parts if isinstance(n, ast.Name) and n.id not in NUMBERS]
     return f" (a bare name that is no tensor is a dim or parameter of dtype i64: {', '.join(bare)})" if bare else ""
-
-
-def is_open(value: Value) -> bool:
-    """Whether the dtype of ``value`` is still open."""
-    return isinstance(value, Literal)
 
 
 def index_value(atom: Dim | Param) -> Index:

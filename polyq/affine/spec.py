@@ -7,10 +7,12 @@ own (a fill), so a reduction has no hidden start. A spec's ops run one after ano
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
-from polyq.affine.expr import Affine, Constraint
+from polyq.affine.expr import Affine, AffineMap, Constraint
 from polyq.affine.scalar import Load, Scalar, format_scalar, loads
 
 __all__ = ["REDUCTIONS", "Op", "Spec", "Tensor"]
@@ -159,6 +161,41 @@ class Spec:
     def readers(self, tensor: str) -> tuple[Op, ...]:
         """Return the ops that load ``tensor``, in order."""
         return tuple(op for op in self.ops if any(r.tensor == tensor for r in op.reads))
+
+    # ---- building by indexing maps
+    def input(self, name: str, dtype: str, shape: Sequence[int | str]) -> tuple[Spec, Tensor]:
+        """Return the spec with one more input, and its tensor; a shape entry is a number or text such as ``"m"``.
+
+        >>> spec, x = Spec("copy").input("x", "f32", ("m", 4))
+        >>> spec, y = spec.generic("move", ins=(x,), out=("y", "f32", ("m", 4)), iterators=("parallel",) * 2,
+        ...                        maps=("(i, j) -> (i, j)",) * 2, body=lambda x: 2 * x)
+        >>> print(spec)
+        x: f32[m, 4]
+        y[i, j] = (2.0 * x[i, j])
+        """
+        from polyq.affine.builder import add_input  # the front end builds on this module
+
+        return add_input(self, name, dtype, shape)
+
+    def generic(
+        self,
+        name: str,
+        *,
+        ins: Sequence[Tensor | str] = (),
+        out: tuple[str, str, Sequence[int | str]],
+        iterators: Sequence[str],
+        maps: Sequence[str | AffineMap],
+        body: Callable[..., Any],
+        reduce: str | None = None,
+        init: Tensor | str | None = None,
+        where: str | Sequence[Constraint] = (),
+    ) -> tuple[Spec, Tensor]:
+        """Return the spec with one more op, and the tensor it writes; see :func:`polyq.affine.builder.add_generic`."""
+        from polyq.affine.builder import add_generic
+
+        return add_generic(
+            self, name, ins=ins, out=out, iterators=iterators, maps=maps, body=body, reduce=reduce, init=init, where=where
+        )
 
     def with_ops(self, ops: tuple[Op, ...], tensors: tuple[Tensor, ...] | None = None) -> Spec:
         """Return the spec with other ops (and tensors)."""

@@ -14,6 +14,7 @@ from polyq.affine.reader import (
     affine,
     check_name,
     constraints,
+    expressions,
     names_in_order,
     parse_expression,
     source,
@@ -133,7 +134,7 @@ def read_statement(line: Line, number: Mapping[str, int]) -> Statement:
     target, left_entries = _left(left)
     check_name(target, "tensor")
     body = parse_expression(body_text)
-    where = _comma_list(where_text)
+    where = expressions(where_text)
     accesses = [(n.value, subscripts(n.slice)) for n in ast.walk(body) if isinstance(n, ast.Subscript)]
     for base, _ in accesses:
         if not isinstance(base, ast.Name):
@@ -156,12 +157,3 @@ def read_statement(line: Line, number: Mapping[str, int]) -> Statement:
     count = number.get(target, 0) + 1
     name = target if count == 1 else f"{target}.{count}"
     return Statement(name, line, target, index, _OPERATORS[operator], body, found, dims, reads)
-
-
-def _comma_list(text: str) -> list[ast.expr]:
-    if not text:
-        return []
-    listed = parse_expression(f"({text.rstrip(',')},)")
-    if not isinstance(listed, ast.Tuple):
-        raise SpecError(f"where `{text}`: expected constraints, separated by commas")
-    return listed.elts
