@@ -9,6 +9,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -83,7 +84,7 @@ def _run(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     kernel = polyq.build(spec, numerics=options.numerics, threads=options.threads, target=options.target)
     built = time.perf_counter() - started
-    print(f"polyq {polyq.__version__}\n\n{text.strip()}\n\nschedule\n{_indent(str(kernel.schedule))}\n\nkernel")
+    print(f"polyq {_version()}\n\n{text.strip()}\n\nschedule\n{_indent(str(kernel.schedule))}\n\nkernel")
     print(_indent(f"{kernel}\nnumerics  {options.numerics}\nbuild     {built:.2f} s"))
     for note in spec.notes:
         print(f"  note      {note}")
@@ -129,7 +130,7 @@ def _one_run(kernel: polyq.Kernel, parameters: dict[str, int]) -> bool:
         right = right and within
         verdict = "within" if within else "OUTSIDE"
         print(f"  {tensor.name:<8}  error {error:.2g} at most, bound {allowed:.2g} there: {verdict}")
-    result = kernel.benchmark(**arrays, **parameters)
+    result = kernel.benchmark(**parameters)
     print(f"  time      {result.median * 1e3:.3f} ms, the median with cold buffers on {result.threads} threads")
     rate = result.bytes / result.median
     limit = read_bandwidth(result.threads)
@@ -155,6 +156,13 @@ def _tuple(value: object) -> tuple[np.ndarray, ...]:
 
 def _indent(text: str) -> str:
     return "\n".join(f"  {line}".rstrip() for line in text.splitlines())
+
+
+def _version() -> str:
+    try:
+        return metadata.version("polyq-loops")
+    except metadata.PackageNotFoundError:
+        return "from its source tree"
 
 
 def _one_line(error: BaseException) -> str:
