@@ -447,6 +447,14 @@ class Relation:
         """Return the pairs (a, c) with (a, b) here and (b, c) in ``after``; b's dims match by position."""
         return Relation(self.in_dims, after.out_dims, self.raw.apply_range(after.raw))
 
+    def pullback(
+        self, in_dims: Sequence[str], in_exprs: Sequence[Affine], out_dims: Sequence[str], out_exprs: Sequence[Affine]
+    ) -> Relation:
+        """Return the pairs over new dims whose images under ``in_exprs`` and ``out_exprs`` are related here."""
+        raw = self.raw.preimage_domain_multi_aff(_multi_aff(in_exprs, in_dims))
+        raw = raw.preimage_range_multi_aff(_multi_aff(out_exprs, out_dims))
+        return Relation(tuple(in_dims), tuple(out_dims), raw)
+
     def inverse(self) -> Relation:
         """Return the pairs the other way round."""
         return Relation(self.out_dims, self.in_dims, self.raw.reverse())

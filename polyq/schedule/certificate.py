@@ -1,0 +1,248 @@
+"""The certificate: proof that a loop nest computes its spec, read back from the nest itself.
+
+Checks, each with its own verdict, time and witness: the nest's buffers are the spec's tensors; every instance is one
+of the spec's; each body is the op's body; every subscript lies in its buffer; every read gets the value of the same
+source as in the spec and nothing unwritten; reductions whose order is free take every term exactly once; iterations
+of parallel and vector loops share no cell that one of them writes. Sizes stay symbolic: one certificate holds for every
+value of the parameters.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from polyq.affine.expr import Affine, Constraint
+from polyq.affine.scalar import Apply, Cast, Const, Index, Load, Scalar, format_scalar, substitute_dims
+from polyq.affine.sets import SearchLimit, limited
+from polyq.affine.spec import Spec
+from polyq.schedule.dataflow import compare, flow_of, original_flow
+from polyq.schedule.legality import races
+from polyq.schedule.loopnest import LoopNest
+from polyq.schedule.naive import tensor_buffers
+from polyq.schedule.readback import Program, Statement, read_back
+from polyq.schedule.reductions import check_reductions
+from polyq.schedule.witness import Violation, instance_of, mark
+
+__all__ = ["OPERATIONS", "Certificate", "Check", "certify"]
+
+#: how many isl operations one certificate may take (some 60 s); beyond it the verdict is "not proven"
+OPERATIONS = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One property: ``violation`` is ``None`` where it was proven, ``seconds`` is how long that took."""
+
+    name: str
+    violation: Violation | None
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether the property holds."""
+        return self.violation is None
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The verdict on one nest. ``verify`` computes it afresh from the spec and the nest that it holds."""
+
+    spec: Spec
+    nest: LoopNest
+    numerics: str
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check holds."""
+        return all(c.ok for c in self.checks)
+
+    @property
+    def violation(self) -> Violation | None:
+        """The first reason for a refusal."""
+        return next((c.violation for c in self.checks if c.violation is not None), None)
+
+    @property
+    def seconds(self) -> float:
+        """How long all checks took."""
+        return sum(c.seconds for c in self.checks)
+
+    def verify(self) -> bool:
+        """Check again, from nothing but the spec, the nest and the numerics."""
+        return certify(self.spec, self.nest, self.numerics).ok
+
+    def __str__(self) -> str:
+        if self.ok:
+            names = ", ".join(c.name for c in self.checks)
+            return f"proven in {1000 * self.seconds:.0f} ms: {names} ({self.numerics})"
+        return f"REFUSED\n{self.violation}"
+
+
+def certify(spec: Spec, nest: LoopNest, numerics: str = "reassoc") -> Certificate:
+    """Prove that ``nest`` computes ``spec``: for every value of the parameters, under any number of threads.
+
+    ``"strict"`` keeps the order of inexact reductions. Whatever is wrong with the nest, the result says so with a
+    witness; nothing is raised.
+    """
+    checks: list[Check] = []
+    start = time.perf_counter()
+    try:
+        program = read_back(nest)
+        problem = next(_buffers(spec, program), None)
+    except (ValueError, KeyError) as error:
+        problem, program = Violation("buffer", str(error), nest=str(nest)), None
+    checks.append(Check("buffers", problem, time.perf_counter() - start))
+    if program is None or problem is not None:
+        return Certificate(spec, nest, numerics, tuple(checks))
+    for name, find in _searches(spec, program, numerics):
+        start = time.perf_counter()
+        try:
+            with limited(OPERATIONS):
+                found = next(find(), None)
+        except SearchLimit as error:
+            found = Violation("limit", f"not proven: {error}; certificate.OPERATIONS sets the limit", nest=str(nest))
+        checks.append(Check(name, found, time.perf_counter() - start))
+        if found is not None:
+            break
+    return Certificate(spec, nest, numerics, tuple(checks))
+
+
+def _searches(
+    spec: Spec, program: Program, numerics: str
+) -> Iterator[tuple[str, Callable[[], Iterator[Violation]]]]:
+    """Yield the checks, cheap ones first; the flow is computed inside the check that needs it first."""
+    yield "bodies", partial(_bodies, spec, program)
+    yield "bounds", partial(_bounds, spec, program)
+    yield "concurrency", partial(races, spec, program)
+
+    def flows() -> Iterator[Violation]:
+        original = original_flow(spec, numerics == "strict")
+        flow = flow_of(program)
+        yield from compare(spec, program, flow, original)
+        yield from check_reductions(spec, program, flow, original)
+
+    yield "dataflow", flows
+
+
+# ---- buffers and bodies
+def _buffers(spec: Spec, program: Program) -> Iterator[Violation]:
+    """Inputs and outputs are there as declared, inputs are not written, scratch has a constant size."""
+    nest = program.nest
+    have = {b.name: b for b in nest.buffers}
+    for wanted in tensor_buffers(spec):
+        if wanted.kind != "temp" and have.get(wanted.name) != wanted:
+            got = have.get(wanted.name, "nothing")
+            yield Violation("buffer", f"{wanted.name}: expected {wanted}, got {got}", nest=str(nest))
+    for storage in program.storages:
+        b = storage.buffer
+        if (storage.key == b.name and b.kind == "scratch") or (storage.key != b.name and b.kind != "scratch"):
+            yield Violation("buffer", f"{b.name}: {b.kind} in the wrong place; scratch belongs to a scope", nest=str(nest))
+        if b.kind == "scratch" and not all(e.is_constant for e in b.shape):
+            shape = ", ".join(map(str, b.shape))
+            yield Violation("buffer", f"scratch {b.name}[{shape}] has no constant size", nest=str(nest))
+    for position, s in enumerate(program.statements):
+        if s.target.buffer.kind == "input":
+            where = mark(nest, statement=position + 1)
+            yield Violation("buffer", f"the input {s.target.buffer.name} is written", nest=where)
+
+
+def _bodies(spec: Spec, program: Program) -> Iterator[Violation]:
+    """Every assignment computes what its op computes, from loads in the same order."""
+    for position, s in enumerate(program.statements):
+        problem = _body(spec, s)
+        if problem is not None:
+            yield Violation("body", problem, nest=mark(program.nest, statement=position + 1))
+
+
+def _body(spec: Spec, s: Statement) -> str | None:
+    node = s.assign
+    for load, storage in zip(_loads(node.value), s.storages, strict=False):
+        if load.dtype != storage.buffer.dtype:
+            return f"{node.op}: loads {load.dtype} from {load.tensor}, which holds {storage.buffer.dtype}"
+    if not node.op:
+        if not isinstance(node.value, Load) or node.reduce or node.value.dtype != s.target.buffer.dtype:
+            return f"a copy must be a plain load of the same dtype, got {format_scalar(node.value)}"
+        return None
+    if node.op not in {o.name for o in spec.ops}:
+        return f"the spec has no op {node.op!r}"
+    op = spec.op(node.op)
+    if len(node.instance) != len(op.dims):
+        return f"{op.name}: the instance has {len(node.instance)} values for the dims {', '.join(op.dims)}"
+    dtype = spec.tensor(op.target).dtype
+    if s.target.buffer.dtype != dtype:
+        return f"{op.name}: {s.target.buffer.name} holds {s.target.buffer.dtype}, the spec's {op.target} {dtype}"
+    if node.reduce != op.reduce:
+        return f"{op.name}: the spec combines by {op.reduce or '='}, the nest by {node.reduce or '='}"
+    wanted = substitute_dims(op.body, dict(zip(op.dims, node.instance, strict=True)))
+    if not _equal(wanted, node.value, s):
+        return f"{op.name}: the spec computes {format_scalar(wanted)}, the nest {format_scalar(node.value)}"
+    return None
+
+
+def _loads(value: Scalar) -> tuple[Load, ...]:
+    from polyq.affine.scalar import loads
+
+    return loads(value)
+
+
+def _equal(wanted: Scalar, got: Scalar, s: Statement) -> bool:
+    """Whether two bodies are equal but for where they load from (which the dataflow compares)."""
+    match wanted, got:
+        case Const(), Const():
+            return repr(wanted) == repr(got)  # tells -0.0 from 0.0, and 1 from True
+        case Load(), Load():
+            return wanted.dtype == got.dtype
+        case Index(), Index():
+            same = wanted.expr == got.expr or s.domain.implies(Constraint(wanted.expr - got.expr, equality=True))
+            return wanted.dtype == got.dtype and same
+        case Cast(), Cast():
+            return wanted.dtype == got.dtype and _equal(wanted.arg, got.arg, s)
+        case Apply(), Apply():
+            return (
+                (wanted.fn, wanted.dtype, len(wanted.args)) == (got.fn, got.dtype, len(got.args))
+                and all(_equal(a, b, s) for a, b in zip(wanted.args, got.args, strict=True))
+            )  # fmt: skip
+        case _:
+            return False
+
+
+# ---- bounds
+def _bounds(spec: Spec, program: Program) -> Iterator[Violation]:
+    """Every subscript of every access lies in its buffer."""
+    for position, s in enumerate(program.statements):
+        accesses = [(load.index, storage) for load, storage in zip(_loads(s.assign.value), s.storages, strict=False)]
+        for index, storage in dict.fromkeys([*accesses, (s.assign.index, s.target)]):
+            for axis, (subscript, extent) in enumerate(zip(index, storage.buffer.shape, strict=True)):
+                for inside in (Constraint(subscript), Constraint(extent - subscript - 1)):
+                    if inside.expr.is_constant and inside.expr.const >= 0:
+                        continue
+                    found = _outside(spec, program, s, position, inside, subscript, axis, storage.buffer.name)
+                    if found is not None:
+                        yield found
+
+
+def _outside(
+    spec: Spec,
+    program: Program,
+    s: Statement,
+    position: int,
+    inside: Constraint,
+    subscript: Affine,
+    axis: int,
+    name: str,
+) -> Violation | None:
+    if s.domain.implies(inside):
+        return None
+    point = s.domain.constrain([replace(inside, expr=-inside.expr - 1)]).sample()
+    assert point is not None
+    return Violation(
+        "bounds",
+        f"{s.assign.op or 'a copy'} touches {name} outside its extent {program.nest.buffer(name).shape[axis]} "
+        f"in dim {axis}, by the subscript {subscript}",
+        (instance_of(spec, s, *point),),
+        tuple(point[1].items()),
+        nest=mark(program.nest, statement=position + 1),
+    )

@@ -1,0 +1,77 @@
+"""Why a nest is refused, as data: what was found, concrete instances, and the nest with the place marked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from polyq.affine.spec import Spec
+from polyq.schedule.loopnest import LoopNest
+from polyq.schedule.readback import Statement
+
+__all__ = ["Instance", "Violation", "instance_of", "mark"]
+
+Values = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One execution of a statement: the original op and the values of its dims, and the loop variables of the nest."""
+
+    op: str
+    dims: Values
+    loops: Values = ()
+
+    def __str__(self) -> str:
+        return f"{self.op}({', '.join(f'{d}={v}' for d, v in self.dims)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One reason why a nest does not compute its spec.
+
+    ``kind`` is ``domain``, ``flow``, ``order``, ``uninitialised``, ``reduction``, ``race``, ``bounds``, ``body`` or
+    ``buffer``. ``instances`` is the witness at the parameter values ``params``; ``loop`` names the loop that carries
+    the conflict, if one does; ``nest`` is the printed nest with the place marked.
+    """
+
+    kind: str
+    message: str
+    instances: tuple[Instance, ...] = ()
+    params: Values = ()
+    loop: str | None = None
+    nest: str = ""
+
+    @property
+    def statements(self) -> tuple[str, ...]:
+        """The ops of the witness."""
+        return tuple(i.op for i in self.instances)
+
+    def __str__(self) -> str:
+        lines = [f"{self.kind}: {self.message}"]
+        if self.instances:
+            at = f" at {', '.join(f'{p}={v}' for p, v in self.params)}" if self.params else ""
+            lines.append(f"  witness{at}: {' and '.join(map(str, self.instances))}")
+        return "\n".join([*lines, *(f"  {line}" for line in self.nest.splitlines())])
+
+
+def instance_of(spec: Spec, s: Statement, loops: Mapping[str, int], params: Mapping[str, int]) -> Instance:
+    """Return the original instance that statement ``s`` computes at these loop variables."""
+    dims = spec.op(s.assign.op).dims if s.assign.op else tuple(loop.var for loop in s.loops)
+    exprs = s.assign.instance if s.assign.op else s.domain.dims
+    at = {p: params.get(p, 0) for p in spec.params}  # a parameter that the sample leaves free may have any value
+    values = [loops[e] if isinstance(e, str) else e.evaluate(loops, at) for e in exprs]
+    return Instance(s.assign.op or "copy", tuple(zip(dims, values, strict=True)), tuple(loops.items()))
+
+
+def mark(nest: LoopNest, loop: str | None = None, statement: int | None = None) -> str:
+    """Return the printed nest with one loop, or one assignment (counted from 1), marked."""
+    lines: list[str] = []
+    count = 0
+    for line in str(nest).splitlines():
+        text = line.strip()
+        is_statement = not text.endswith(":") and not text.startswith("scratch ")
+        count += is_statement
+        here = (is_statement and count == statement) or (loop is not None and text.startswith(f"for {loop} in "))
+        lines.append(f"{line}    <-- here" if here else line)
+    return "\n".join(lines)
