@@ -163,7 +163,7 @@ class _Run:
             return
         if full_mask is not None:
             neutral = self.arithmetic.neutral(op)
-            term = tuple(np.where(full_mask, t, n).astype(t.dtype) for t, n in zip(term, neutral, strict=True))
+            term = tuple(np.where(full_mask, t, np.asarray(n, t.dtype)) for t, n in zip(term, neutral, strict=True))
         if any(e.dims() & env.keys() for e in op.index):
             for point in range(points):
                 self._update(where[point : point + 1] if len(where) > 1 else where, _at(term, point), _at_mask(full_mask, point), updates)
