@@ -6,17 +6,25 @@ Without FILE it is the group-quantized matmul of a language model's layer at one
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
 import polyq
-from polyq.affine.arrays import random_arrays
+from polyq.affine.arrays import Array, from_storage, random_arrays, shape_of
+from polyq.affine.dtypes import numpy_dtype
 from polyq.limits import read_bandwidth
+
+if TYPE_CHECKING:
+    from polyq.affine.spec import Spec
+    from polyq.build.kernel import Kernel
 
 FLAGSHIP = """\
 w: u8[4096, 32, 128]
@@ -29,18 +37,29 @@ y[m, n] += x[m, g, j] * d[n, g, j]
 DEFAULT_SIZE = 64
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, as all others here."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and exit with 2."""
+        self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0: done and right, 1: outside the bound, 2: refused with one line that says why."""
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (polyq.PolyqError, OSError, UnicodeDecodeError) as error:
         print(f"python -m polyq: {_one_line(error)}", file=sys.stderr)
         return 2
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m polyq", description=__doc__.split("\n\n")[0])
+    parser = _Parser(prog="python -m polyq", description=(__doc__ or "").partition(": ")[2])
     parser.add_argument("file", nargs="?", metavar="FILE", help="a program in index notation; default: the flagship")
     parser.add_argument("--emit", choices=("schedule", "loops", "c"), help="print this and stop")
     parser.add_argument(
@@ -48,28 +67,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--numerics", default="reassoc", help="strict or reassoc (default)")
     parser.add_argument("--target", default="native", help="native (default), c, sse, avx2, avx512, neon")
+    settings = f"the value of a parameter; default {DEFAULT_SIZE}, m=1 and m=16 for the flagship"
     parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="P=N",
-        type=_setting,
-        dest="settings",
-        help=f"the value of a parameter; default {DEFAULT_SIZE}, m=1 and m=16 for the flagship",
+        "--set", action="append", default=[], metavar="P=N", type=_setting, dest="settings", help=settings
     )
     return parser
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
 
 
 def _setting(text: str) -> tuple[str, int]:
     name, sign, value = text.partition("=")
-    if not (sign and name.strip() and value.strip().isdigit()):
+    if not (sign and name.strip() and value.strip().isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=NUMBER, such as m=16")
     return name.strip(), int(value)
 
@@ -84,28 +97,27 @@ def _run(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     kernel = polyq.build(spec, numerics=options.numerics, threads=options.threads, target=options.target)
     built = time.perf_counter() - started
-    print(f"polyq {_version()}\n\n{text.strip()}\n\nschedule\n{_indent(str(kernel.schedule))}\n\nkernel")
-    print(_indent(f"{kernel}\nnumerics  {options.numerics}\nbuild     {built:.2f} s"))
+    print(f"polyq {_version()}\n\nprogram\n{_indent(text.strip())}\n\nschedule\n{_indent(str(kernel.schedule))}\n")
+    print(f"{kernel!r}\n  build        {built:.2f} s")
     for note in spec.notes:
-        print(f"  note      {note}")
-    right = True
-    for parameters in runs:
-        right = _one_run(kernel, parameters) and right
-    return 0 if right else 1
+        print(f"  note         {note}")
+    unset = [name for name in spec.params if name not in runs[0]]
+    if unset:
+        print(f"  note         {', '.join(unset)} not given: {DEFAULT_SIZE}; --set {unset[0]}=N changes it")
+    right = [_one_run(kernel, {name: run.get(name, DEFAULT_SIZE) for name in spec.params}) for run in runs]
+    return 0 if all(right) else 1
 
 
-def _parameter_values(spec: polyq.Spec, given: dict[str, int], *, flagship: bool) -> list[dict[str, int]]:
-    """Return the parameter values of each run."""
+def _parameter_values(spec: Spec, given: dict[str, int], *, flagship: bool) -> list[dict[str, int]]:
+    """Return the parameter values of each run, as far as they are given."""
     unknown = sorted(set(given) - set(spec.params))
     if unknown:
         known = ", ".join(spec.params) or "none"
         raise polyq.ArgumentError(f"--set {unknown[0]}: the program has no such parameter; its parameters: {known}")
-    if flagship and not given:
-        return [{"m": 1}, {"m": 16}]
-    return [{name: given.get(name, DEFAULT_SIZE) for name in spec.params}]
+    return [{"m": 1}, {"m": 16}] if flagship and not given else [given]
 
 
-def _emitted(spec: polyq.Spec, options: argparse.Namespace) -> str:
+def _emitted(spec: Spec, options: argparse.Namespace) -> str:
     from polyq.emit import generate
     from polyq.schedule import lower
 
@@ -115,43 +127,58 @@ def _emitted(spec: polyq.Spec, options: argparse.Namespace) -> str:
     return str(lower(schedule)) if options.emit == "loops" else generate(schedule).source
 
 
-def _one_run(kernel: polyq.Kernel, parameters: dict[str, int]) -> bool:
+def _one_run(kernel: Kernel, parameters: dict[str, int]) -> bool:
     """Check and time the kernel at one set of sizes; return whether it is within its bound."""
     spec = kernel.spec
-    arrays = random_arrays(spec, parameters)
+    arrays: dict[str, Any] = random_arrays(spec, parameters)
     sizes = ", ".join(f"{name} = {value}" for name, value in parameters.items())
-    print(f"\nrun{' with ' + sizes if sizes else ''}")
-    got = _tuple(kernel(**arrays, **parameters))
-    expected = _tuple(polyq.interpret(spec, **arrays, **parameters))
-    right = True
+    print(f"\nrun on random data{', ' + sizes if sizes else ''}")
+    got = _logical(spec, kernel(**arrays, **parameters), parameters)
+    expected = _logical(spec, polyq.interpret(spec, **arrays, **parameters), parameters)
     bounds = _tuple(kernel.error_bound(**arrays, **parameters))
+    right = True
     for tensor, y, reference, bound in zip(spec.outputs, got, expected, bounds, strict=True):
         error, allowed, within = _error(y, reference, bound)
         right = right and within
-        verdict = "within" if within else "OUTSIDE"
-        print(f"  {tensor.name:<8}  error {error:.2g} at most, bound {allowed:.2g} there: {verdict}")
+        verdict = "within the bound" if within else "OUTSIDE THE BOUND"
+        print(f"  {tensor.name:<12} error {error:.2g} at most where the bound is {allowed:.2g}: {verdict}")
     result = kernel.benchmark(**parameters)
-    print(f"  time      {result.median * 1e3:.3f} ms, the median with cold buffers on {result.threads} threads")
-    rate = result.bytes / result.median
-    limit = read_bandwidth(result.threads)
-    print(f"  memory    {rate / 1e9:.2f} GB/s, {rate / limit:.2f} of the {limit / 1e9:.2f} GB/s that they read here")
+    low, high = result.spread
+    threads = f"{result.threads} thread{'s' * (result.threads != 1)}"
+    print(f"  time         {result.median * 1e3:.3f} ms ({low * 1e3:.3f} to {high * 1e3:.3f}), {threads}, cold data")
+    limit = _read_limit(result.threads)
+    fraction = f"{result.bytes / result.median / limit:.2f} of the {limit / 1e9:.1f} GB/s that {threads} read here"
+    print(f"  memory       {result.gbps:.2f} GB/s, {fraction}")
     return right
 
 
-def _error(y: np.ndarray, reference: np.ndarray, bound: np.ndarray) -> tuple[float, float, bool]:
+@lru_cache(maxsize=8)
+def _read_limit(threads: int) -> float:
+    return read_bandwidth(threads)
+
+
+def _error(y: Array, reference: Array, bound: Array) -> tuple[float, float, bool]:
     """Return the largest error, the bound at that element, and whether all are within their bounds."""
     a, b = np.asarray(y, np.float64), np.asarray(reference, np.float64)
     if not a.size:
         return 0.0, 0.0, True
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    error = np.where(same, 0.0, np.abs(a - b))
+    error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
     at = int(np.argmax(error))
     allowed = np.broadcast_to(np.asarray(bound, np.float64), error.shape)
     return float(error.flat[at]), float(allowed.flat[at]), bool(np.all(error <= allowed))
 
 
-def _tuple(value: object) -> tuple[np.ndarray, ...]:
-    return tuple(value) if isinstance(value, tuple) else (np.asarray(value),)
+def _logical(spec: Spec, values: object, parameters: dict[str, int]) -> list[Array]:
+    """Return outputs with one element an entry, so that packed and bf16 results compare by value."""
+    found: list[Array] = []
+    for tensor, value in zip(spec.outputs, _tuple(values), strict=True):
+        storage = value.view(numpy_dtype(tensor.dtype)) if tensor.dtype == "bf16" else value
+        found.append(from_storage(tensor, storage, shape_of(tensor, parameters)))
+    return found
+
+
+def _tuple(value: object) -> tuple[Array, ...]:
+    return cast("tuple[Array, ...]", value) if isinstance(value, tuple) else (np.asarray(value),)
 
 
 def _indent(text: str) -> str:
@@ -168,7 +195,7 @@ def _version() -> str:
 def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename:
         return f"cannot read {error.filename}: {error.strerror}"
-    return " ".join(str(error).split())
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 if __name__ == "__main__":
