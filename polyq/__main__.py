@@ -50,10 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
+    except UnicodeDecodeError as error:
+        print(f"python -m polyq: {options.file} is no text in UTF-8: {error}", file=sys.stderr)
+        return 2
     except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (polyq.PolyqError, OSError, UnicodeDecodeError) as error:
+    except (polyq.PolyqError, OSError) as error:
         print(f"python -m polyq: {_one_line(error)}", file=sys.stderr)
         return 2
 
@@ -62,15 +65,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m polyq", description=(__doc__ or "").partition(": ")[2])
     parser.add_argument("file", nargs="?", metavar="FILE", help="a program in index notation; default: the flagship")
     parser.add_argument("--emit", choices=("schedule", "loops", "c"), help="print this and stop")
-    parser.add_argument(
-        "--threads", type=_positive, metavar="N", help="at most so many threads; default: all there are"
-    )
+    parser.add_argument("--threads", type=_positive, metavar="N", help="at most so many threads; default: all cores")
     parser.add_argument("--numerics", default="reassoc", help="strict or reassoc (default)")
     parser.add_argument("--target", default="native", help="native (default), c, sse, avx2, avx512, neon")
-    settings = f"the value of a parameter; default {DEFAULT_SIZE}, m=1 and m=16 for the flagship"
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="P=N", type=_setting, dest="settings", help=settings
-    )
+    values = f"the value of a parameter; default {DEFAULT_SIZE}, m=1 and m=16 for the flagship"
+    parser.add_argument("--set", action="append", default=[], metavar="P=N", type=_setting, help=values)
     return parser
 
 
@@ -90,7 +89,7 @@ def _setting(text: str) -> tuple[str, int]:
 def _run(options: argparse.Namespace) -> int:
     text = FLAGSHIP if options.file is None else Path(options.file).read_text(encoding="utf-8")
     spec = polyq.parse(text)
-    runs = _parameter_values(spec, dict(options.settings), flagship=options.file is None)
+    runs = _parameter_values(spec, dict(options.set), flagship=options.file is None)
     if options.emit:
         print(_emitted(spec, options))
         return 0
@@ -130,19 +129,19 @@ def _emitted(spec: Spec, options: argparse.Namespace) -> str:
 def _one_run(kernel: Kernel, parameters: dict[str, int]) -> bool:
     """Check and time the kernel at one set of sizes; return whether it is within its bound."""
     spec = kernel.spec
-    arrays: dict[str, Any] = random_arrays(spec, parameters)
+    given: dict[str, Any] = {**random_arrays(spec, parameters), **parameters}
     sizes = ", ".join(f"{name} = {value}" for name, value in parameters.items())
     print(f"\nrun on random data{', ' + sizes if sizes else ''}")
-    got = _logical(spec, kernel(**arrays, **parameters), parameters)
-    expected = _logical(spec, polyq.interpret(spec, **arrays, **parameters), parameters)
-    bounds = _tuple(kernel.error_bound(**arrays, **parameters))
+    got = _logical(spec, kernel(**given), parameters)
+    expected = _logical(spec, polyq.interpret(spec, **given), parameters)
+    bounds = _tuple(kernel.error_bound(**given))
     right = True
     for tensor, y, reference, bound in zip(spec.outputs, got, expected, bounds, strict=True):
         error, allowed, within = _error(y, reference, bound)
         right = right and within
         verdict = "within the bound" if within else "OUTSIDE THE BOUND"
         print(f"  {tensor.name:<12} error {error:.2g} at most where the bound is {allowed:.2g}: {verdict}")
-    result = kernel.benchmark(**parameters)
+    result = kernel.benchmark(**{name: given[name] for name in parameters})
     low, high = result.spread
     threads = f"{result.threads} thread{'s' * (result.threads != 1)}"
     print(f"  time         {result.median * 1e3:.3f} ms ({low * 1e3:.3f} to {high * 1e3:.3f}), {threads}, cold data")
@@ -162,17 +161,19 @@ def _error(y: Array, reference: Array, bound: Array) -> tuple[float, float, bool
     a, b = np.asarray(y, np.float64), np.asarray(reference, np.float64)
     if not a.size:
         return 0.0, 0.0, True
-    error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    error: Any = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b)).ravel()
+    allowed: Any = np.broadcast_to(np.asarray(bound, np.float64), a.shape).ravel()
     at = int(np.argmax(error))
-    allowed = np.broadcast_to(np.asarray(bound, np.float64), error.shape)
-    return float(error.flat[at]), float(allowed.flat[at]), bool(np.all(error <= allowed))
+    return float(error[at]), float(allowed[at]), bool(np.all(error <= allowed))
 
 
 def _logical(spec: Spec, values: object, parameters: dict[str, int]) -> list[Array]:
     """Return outputs with one element an entry, so that packed and bf16 results compare by value."""
     found: list[Array] = []
     for tensor, value in zip(spec.outputs, _tuple(values), strict=True):
-        storage = value.view(numpy_dtype(tensor.dtype)) if tensor.dtype == "bf16" else value
+        storage: Any = value
+        if tensor.dtype == "bf16":
+            storage = storage.view(numpy_dtype("bf16"))
         found.append(from_storage(tensor, storage, shape_of(tensor, parameters)))
     return found
 
