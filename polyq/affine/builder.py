@@ -45,10 +45,10 @@ def add_generic(
 ) -> tuple[Spec, Tensor]:
     """Return the spec with one more op, and the tensor that it writes.
 
-    ``maps`` has one map for each operand and one for the result, over the same dims; ``iterators`` says ``parallel`` or
-    ``reduction`` for each dim (what is parallel is derived from the maps; a label that contradicts them becomes a note).
-    ``body`` is called once with a traced value for each operand. With ``reduce`` (``+``, ``*``, ``min``, ``max``) the
-    result starts at the operator's identity, or at ``init``, a tensor of the result's shape and dtype.
+    ``maps`` has one map for each operand and one for the result, over the same dims; ``iterators`` says ``parallel``
+    or ``reduction`` for each dim (what is parallel is derived from the maps; a label that contradicts them becomes a
+    note). ``body`` is called once with a traced value for each operand. With ``reduce`` (``+``, ``*``, ``min``,
+    ``max``) the result starts at the operator's identity, or at ``init``, a tensor of the result's shape and dtype.
 
     Raises :class:`SpecError` that names op, operand and dim for whatever is wrong.
     """
@@ -74,16 +74,16 @@ def add_generic(
         for t in operands:
             _check_written(spec, t, op)
         ops = (*_start(spec, op, target, init), op)
-    used = {t.name for t in operands} | ({ops[0].reads[0].tensor} if init is not None else set())
+    used = {load.tensor for op in ops for load in op.reads}
     outputs = (*(o for o in spec.output_names if o not in used), target.name)
     said = (*spec.notes, *(f"op {name}: {n}" for n in notes))
     return replace(spec, all_tensors=tensors, ops=(*spec.ops, *ops), output_names=outputs, notes=said), target
 
 
-def _out_triple(out: object) -> tuple[object, object, object]:
-    if not isinstance(out, tuple | list) or len(out) != 3:
+def _out_triple(out: Sequence[object]) -> Sequence[object]:
+    if isinstance(out, str) or len(out) != 3:
         raise SpecError(f"out: expected (name, dtype, shape), got {out!r}")
-    return out[0], out[1], out[2]
+    return out
 
 
 def _refuse_known(spec: Spec, tensor: Tensor) -> None:
@@ -116,7 +116,7 @@ def _maps(maps: Sequence[str | AffineMap], tensors: Sequence[Tensor]) -> list[Af
     for t, given in zip(tensors, maps, strict=True):
         m = parse_map(given) if isinstance(given, str) else given
         if read and m.dims != read[0].dims:
-            raise SpecError(f"operand {t.name}: its map has the dims {m.dims}, the first map {read[0].dims}; use the same")
+            raise SpecError(f"operand {t.name}: its map has the dims {m.dims}, the first {read[0].dims}; use the same")
         check_rank(t, m.results)
         read.append(m)
     for d in read[0].dims:

@@ -47,12 +47,17 @@ def _format_access(tensor: str, index: tuple[Affine, ...]) -> str:
     return f"{tensor}[{', '.join(map(str, index))}]" if index else tensor
 
 
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
 # ---- bounds
 def check_rank(tensor: Tensor, index: tuple[Affine, ...]) -> None:
     """Raise unless there is one subscript for each axis."""
     if len(index) != len(tensor.shape):
+        place = f"operand {_format_access(tensor.name, index)}"
         raise SpecError(
-            f"operand {_format_access(tensor.name, index)}: {tensor} has {len(tensor.shape)} axes, got {len(index)} subscripts"
+            f"{place}: {tensor} has {_count(len(tensor.shape), 'axis', 'axes')}, got {len(index)} subscripts"
         )
 
 
@@ -119,7 +124,7 @@ def _ordered_pairs(op: Op, left: Domain, right: Domain) -> list[Domain]:
 
 
 def _meeting(op: Op, first: tuple[Affine, ...], second: tuple[Affine, ...]) -> list[Constraint]:
-    """The cell ``first`` at the primed instance is the cell ``second`` at the other."""
+    """Say that the cell ``first`` of the primed instance is the cell ``second`` of the other."""
     to_prime = {d: Affine.dim(p) for d, p in _primed(op).items()}
     return [Constraint(a.substitute(to_prime) - b, equality=True) for a, b in zip(first, second, strict=True)]
 
@@ -138,8 +143,8 @@ def check_single_writes(op: Op) -> None:
             late = {d: point[d] for d in op.dims}
             cell = tuple(Affine(e.evaluate(late, params)) for e in op.index)
             raise SpecError(
-                f"op {op.name}: `=` writes the cell {_format_access(op.target, cell)} twice, at {format_point(early)} and "
-                f"at {format_point(late, params)}; use a reduction (+=, *=, min=, max=) or another target"
+                f"op {op.name}: `=` writes the cell {_format_access(op.target, cell)} twice, at {format_point(early)} "
+                f"and at {format_point(late, params)}; use a reduction (+=, *=, min=, max=) or another target"
             )
 
 
@@ -191,7 +196,7 @@ def _writes_all(tensor: Tensor, op: Op) -> bool:
 
 
 def _unwritten_read(tensor: Tensor, op: Op, everything: Domain, done: Domain | None) -> tuple[Op, str] | None:
-    """A load of a cell that neither an earlier op nor an earlier instance of ``op`` wrote, as text."""
+    """Say, as text, which load reads a cell that neither an earlier op nor an earlier instance of ``op`` wrote."""
     holes = everything if done is None else everything.subtract(done)
     for load in op.reads:
         if load.tensor != tensor.name:
@@ -206,6 +211,8 @@ def _unwritten_read(tensor: Tensor, op: Op, everything: Domain, done: Domain | N
         if found is not None:
             point, params = found
             cell = tuple(Affine(e.evaluate(point, params)) for e in load.index)
-            said = f"operand {_format_access(tensor.name, load.index)} reads the cell {_format_access(tensor.name, cell)} at "
-            return op, said + f"{format_point(point, params)}, which nothing has written by then"
+            said = (
+                f"operand {_format_access(tensor.name, load.index)} reads the cell {_format_access(tensor.name, cell)}"
+            )
+            return op, f"{said} at {format_point(point, params)}, which nothing has written by then"
     return None

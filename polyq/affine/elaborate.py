@@ -69,8 +69,7 @@ def _with_scalars(known: Mapping[str, Tensor], statements: Sequence[Statement]) 
             for name, index in [(s.target, s.index), *reads]:
                 _check_known(name, seen | {s.target}, ranks)
                 if len(index) != ranks[name]:
-                    shown = str(known[name]) if name in known else name
-                    raise SpecError(f"operand {name}: {shown} has {ranks[name]} axes, got {len(index)} subscripts")
+                    raise SpecError(_rank_message(name, known, ranks[name], len(index)))
             for p in sorted({p for c in s.where for p in c.expr.params()}):
                 if p in ranks:
                     raise SpecError(f"where: {p} is a tensor; constraints have dims, parameters and constants only")
@@ -80,12 +79,21 @@ def _with_scalars(known: Mapping[str, Tensor], statements: Sequence[Statement]) 
     return made
 
 
+def _rank_message(name: str, known: Mapping[str, Tensor], rank: int, given: int) -> str:
+    shown = str(known[name]) if name in known else f"{name}, by the first statement that writes it,"
+    axes = "1 axis" if rank == 1 else f"{rank} axes"
+    return f"operand {name}: {shown} has {axes}, got {given} subscript{'' if given == 1 else 's'}"
+
+
 def _check_known(name: str, seen: set[str], ranks: Mapping[str, int]) -> None:
     if name in seen:
         return
     if name in ranks:
-        raise SpecError(f"operand {name} is used before any statement writes it; move that statement up, or declare {name}")
-    raise SpecError(f"operand {name}: unknown tensor; known here are {', '.join(sorted(seen))}; declare it, as {name}: f32[...]")
+        raise SpecError(
+            f"operand {name} is used before any statement writes it; move that statement up or declare {name}"
+        )
+    known = ", ".join(sorted(seen))
+    raise SpecError(f"operand {name}: unknown tensor; known here are {known}; declare it, as {name}: f32[...]")
 
 
 # ---- types
@@ -98,7 +106,8 @@ def _type(known: Mapping[str, Tensor], statements: Sequence[Statement]) -> tuple
             body = settle(_reader(s, dtypes, ranks).read(s.body), dtypes.get(s.target))
             dtype = dtypes.setdefault(s.target, body.dtype)
             if body.dtype != dtype:
-                raise SpecError(f"the body has dtype {body.dtype} and the target {s.target} has {dtype}; cast: {dtype}(...)")
+                target = f"the target {s.target} has {dtype}"
+                raise SpecError(f"the body has dtype {body.dtype} and {target}; cast the body, as {dtype}(...)")
             if s.reduce is not None:
                 identity(s.reduce, dtype)
             bodies.append(body)
@@ -125,14 +134,16 @@ def _reader(s: Statement, dtypes: Mapping[str, str], ranks: Mapping[str, int]) -
 # ---- shapes
 @dataclass(slots=True)
 class _Shapes:
-    """Shapes as they become known: ``parts`` holds what each resolved statement asks of an undeclared tensor."""
+    """Shapes as they become known; ``waiting`` counts the statements that write a tensor and are not resolved yet."""
 
     shapes: dict[str, Shape]
     waiting: dict[str, int]
 
     def grow(self, tensor: str, shape: Shape) -> None:
         old = self.shapes.get(tensor)
-        self.shapes[tensor] = shape if old is None else tuple(_greater(tensor, a, b) for a, b in zip(old, shape, strict=True))
+        if old is not None:
+            shape = tuple(_greater(tensor, a, b) for a, b in zip(old, shape, strict=True))
+        self.shapes[tensor] = shape
 
 
 def _greater(tensor: str, a: Affine, b: Affine) -> Affine:
@@ -140,7 +151,7 @@ def _greater(tensor: str, a: Affine, b: Affine) -> Affine:
         return b
     if at_most(b, a):
         return a
-    raise SpecError(f"tensor {tensor}: statements write it up to {a} and up to {b}, neither always the larger; declare its shape")
+    raise SpecError(f"tensor {tensor}: written up to {a} and up to {b}, neither always the larger; declare its shape")
 
 
 def _resolve(known: Mapping[str, Tensor], statements: Sequence[Statement]) -> tuple[list[Box], dict[str, Shape]]:
@@ -175,5 +186,3 @@ def _box(s: Statement, state: _Shapes, known: Mapping[str, Tensor]) -> Box:
     if s.target not in known:
         state.grow(s.target, written_shape(s.index, box, limits, s.where))
     return box
-
-

@@ -82,7 +82,7 @@ def box_of(dims: tuple[str, ...], limits: Mapping[str, Mapping[Affine, str]], wh
 def _extents(
     dims: tuple[str, ...], limits: Mapping[str, Mapping[Affine, str]], where: tuple[Constraint, ...], domain: Domain
 ) -> Shape:
-    """The tightest single expression of parameters per dim; where there is none, the end of a tensor or constraint."""
+    """Return the tightest single expression of parameters per dim, else the end of a tensor or of a constraint."""
     chosen: dict[str, Affine] = {}
     for d in dims:
         top = domain.upper_affine(d)
@@ -97,7 +97,7 @@ def _extents(
             box = _bounds(dims, {k: [e] for k, e in chosen.items()})
             for c in where:
                 top = Domain.make(dims, [*box, c]).upper_affine(d) if d in c.expr.dims() else None
-                if top is None and c.expr.dims() == {d} and c.expr.coefficient(Dim(d)) == -1:
+                if top is None and set(c.expr.dims()) == {d} and c.expr.coefficient(Dim(d)) == -1:
                     top = c.expr + Affine.dim(d)  # an empty domain: the bound as it is written
                 if top is not None:
                     chosen[d] = top + 1
@@ -105,8 +105,8 @@ def _extents(
                     break
         if len(waiting) == before:
             raise SpecError(
-                f"the dim {waiting[0]} has no end: it indexes no tensor of known shape alone, and no constraint bounds it; "
-                f"add one, such as where {waiting[0]} < 8"
+                f"the dim {waiting[0]} has no end: it indexes no tensor of known shape alone, and no constraint bounds "
+                f"it; add one, such as where {waiting[0]} < 8"
             )
     return tuple(chosen[d] for d in dims)
 
@@ -145,7 +145,9 @@ def _extreme(expr: Affine, extents: Mapping[str, Affine], greatest: bool) -> Aff
     return total
 
 
-def written_shape(index: Shape, box: Box, limits: Mapping[str, Mapping[Affine, str]], where: tuple[Constraint, ...]) -> Shape:
+def written_shape(
+    index: Shape, box: Box, limits: Mapping[str, Mapping[Affine, str]], where: tuple[Constraint, ...]
+) -> Shape:
     """Return the shape that the left subscripts of one statement give an undeclared tensor.
 
     It runs from 0 to the largest subscript; reduced dims and the constraints that name them are ignored.

@@ -7,8 +7,10 @@ grammar against an allow-list; it is never evaluated.
 from __future__ import annotations
 
 import ast
+import operator
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from polyq.affine import dtypes
 from polyq.affine.elaborate import elaborate
@@ -20,7 +22,8 @@ from polyq.affine.statements import Statement, located, logical_lines, read_stat
 
 __all__ = ["declare", "parse", "parse_extent", "parse_map"]
 
-Declaration = tuple[str, "int | str | Sequence[int | str]"]
+#: (dtype, shape); a shape of one entry may stand without a tuple
+Declaration = tuple[str, int | str | Sequence[int | str]]
 
 
 # ---- small texts: extents and maps
@@ -28,7 +31,7 @@ def parse_extent(text: str) -> Affine:
     """Return the affine expression of parameters that ``text`` is.
 
     >>> str(parse_extent("2*(n - 1) // 4"))
-    '(n - 1)//2'
+    '(n + 1)//2 - 1'
     """
     return affine(parse_expression(text), Param)
 
@@ -52,18 +55,19 @@ def parse_map(text: str) -> AffineMap:
         raise SpecError(f"`{text}`: {error}") from None
 
 
-def declare(name: object, dtype: object, shape: object) -> Tensor:
+def declare(name: object, dtype: object, shape: Any) -> Tensor:  # noqa: ANN401 - whatever the user gave
     """Return a checked tensor; a shape entry is an int or the text of an expression of parameters."""
     checked = check_name(name, "tensor")
     if not isinstance(dtype, str) or dtype not in dtypes.DTYPES:
         raise SpecError(f"tensor {checked}: unknown dtype {dtype!r}; known are {', '.join(dtypes.DTYPES)}")
     entries = (shape,) if isinstance(shape, int | str) else shape
-    if not isinstance(entries, Sequence):
-        raise SpecError(f"tensor {checked}: expected a tuple of ints and texts as the shape, got {shape!r}")
-    return Tensor(checked, dtype, tuple(_entry(checked, e) for e in entries))
+    try:
+        return Tensor(checked, dtype, tuple(_entry(checked, e) for e in entries))
+    except TypeError:
+        raise SpecError(f"tensor {checked}: expected a tuple of ints and texts as the shape, got {shape!r}") from None
 
 
-def _entry(tensor: str, entry: object) -> int | str:
+def _entry(tensor: str, entry: Any) -> int | str:  # noqa: ANN401
     if isinstance(entry, str):
         try:
             value = parse_extent(entry)
@@ -73,8 +77,8 @@ def _entry(tensor: str, entry: object) -> int | str:
             raise SpecError(f"tensor {tensor}, shape entry {entry!r}: {error}") from None
         return _shape_entry(value)
     if isinstance(entry, bool) or not hasattr(entry, "__index__"):
-        raise SpecError(f"tensor {tensor}: the shape entry {entry!r} is neither an int nor a text such as \"m\" or \"n - 2\"")
-    size = int(entry)  # type: ignore[call-overload]
+        raise SpecError(f"tensor {tensor}: the shape entry {entry!r} is no int and no text such as 'm' or 'n - 2'")
+    size = operator.index(entry)
     if size < 0:
         raise SpecError(f"tensor {tensor}: the shape entry {size} is negative")
     return size
@@ -117,8 +121,8 @@ def parse(text: str, /, *, outputs: Sequence[str] | None = None, **tensors: Decl
     return elaborate(declared, statements, (outputs,) if isinstance(outputs, str) else outputs)
 
 
-def _keyword(name: str, given: object) -> Tensor:
-    if not isinstance(given, tuple | list) or len(given) != 2:
+def _keyword(name: str, given: Any) -> Tensor:  # noqa: ANN401
+    if isinstance(given, str) or not hasattr(given, "__len__") or len(given) != 2:
         raise SpecError(f"tensor {name}: expected (dtype, shape), such as ('f32', ('m', 128)), got {given!r}")
     return declare(name, given[0], given[1])
 

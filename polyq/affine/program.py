@@ -17,7 +17,7 @@ __all__ = ["assemble", "fill", "identity", "zero"]
 
 
 def identity(reduce: str, dtype: str) -> Const:
-    """Return the value that a reduction leaves as it is: 0, 1, and for min and max the type's extreme (floats: infinite).
+    """Return the value that leaves any other as it is: 0, 1, and for min and max the extreme of the type.
 
     >>> identity("max", "f32"), identity("min", "u8")
     (Const(value=-inf, dtype='f32'), Const(value=255, dtype='u8'))

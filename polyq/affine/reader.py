@@ -1,4 +1,4 @@
-"""From Python syntax trees to affine expressions, constraints and typed scalars, by an allow-list; nothing is evaluated."""
+"""From syntax trees to affine expressions, constraints and typed scalars, by an allow-list; nothing is evaluated."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_name(name: object, what: str) -> str:
             "is no Python keyword; rename it"
         )
     if name in RESERVED:
-        raise SpecError(f"{what} {name!r}: the name is reserved (a function, a dtype or an argument of calls); rename it")
+        raise SpecError(f"{what} {name!r}: the name is reserved for a function, a dtype or an argument; rename it")
     return name
 
 
@@ -100,7 +100,9 @@ def _affine_binary(node: ast.BinOp, op: ast.operator, left: Affine, right: Affin
 def constraints(node: ast.expr, atom: Callable[[str], Dim | Param]) -> tuple[Constraint, ...]:
     """Return the constraints of one comparison, chained ones included: ``0 <= i - j < 4`` gives two."""
     if not isinstance(node, ast.Compare):
-        raise SpecError(f"`{source(node)}` is no constraint: expected comparisons of affine expressions, such as k <= i")
+        raise SpecError(
+            f"`{source(node)}` is no constraint: expected a comparison of affine expressions, such as k <= i"
+        )
     sides = [affine(side, atom) for side in (node.left, *node.comparators)]
     found: list[Constraint] = []
     for left, op, right in zip(sides, node.ops, sides[1:], strict=False):
@@ -157,7 +159,7 @@ _COMPARE: dict[type[ast.cmpop], str] = {
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads a body: ``load`` makes the value of an element, ``name`` that of a bare name (a scalar, dim or parameter)."""
+    """Reads a body: ``load`` makes the value of an element, ``name`` that of a bare name."""
 
     load: Callable[[str, tuple[ast.expr, ...]], Value]
     name: Callable[[str], Value]

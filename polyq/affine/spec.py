@@ -23,7 +23,7 @@ REDUCTIONS = {"+": "add", "*": "mul", "min": "min", "max": "max"}
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A named array. A shape entry is a number, or the text of a quasi-affine expression of parameters (``"m"``, ``"n - 2"``).
+    """A named array; a shape entry is a number, or the text of a quasi-affine expression of parameters, as ``"n - 2"``.
 
     >>> Tensor("x", "f32", ("m", 128)).extents[0].params()
     frozenset({'m'})
@@ -194,8 +194,9 @@ class Spec:
         from polyq.affine.builder import add_generic
 
         return add_generic(
-            self, name, ins=ins, out=out, iterators=iterators, maps=maps, body=body, reduce=reduce, init=init, where=where
-        )
+            self, name, ins=ins, out=out, iterators=iterators, maps=maps, body=body, reduce=reduce, init=init,
+            where=where,
+        )  # fmt: skip
 
     def with_ops(self, ops: tuple[Op, ...], tensors: tuple[Tensor, ...] | None = None) -> Spec:
         """Return the spec with other ops (and tensors)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ class Line:
 
 
 @contextmanager
-def located(place: str) -> Iterator[None]:
+def located(place: str) -> Generator[None, None, None]:
     """Put the place in front of what is said about it."""
     try:
         yield
@@ -78,7 +78,9 @@ def _split_statement(text: str) -> tuple[str, str, str, str]:
             at = position
             break
     if at < 0 or text[at + 1 : at + 2] == "=" or text[at - 1 : at] in ("<", ">", "!"):
-        raise SpecError("expected `target[subscripts] op body` with op one of =, +=, *=, min=, max=, or `name: dtype[shape]`")
+        raise SpecError(
+            "expected `target[subscripts] op body`, op one of =, +=, *=, min=, max=, or `name: dtype[shape]`"
+        )
     left, right = text[:at], text[at + 1 :]
     operator = "="
     word = re.search(r"(?:(?<=[\s\]])(?:min|max)|[^\w\s\]]+)$", left)
@@ -115,7 +117,7 @@ def _left(text: str) -> tuple[str, tuple[ast.expr, ...]]:
         case ast.Subscript(value=ast.Name(id=name), slice=index):
             return name, subscripts(index)
         case _:
-            raise SpecError(f"the left side `{text}` is no target: expected name[subscripts], or a bare name for a scalar")
+            raise SpecError(f"the left side `{text}` is no target: expected name[subscripts], or a name for a scalar")
 
 
 def index_of(tensor: str, entries: Sequence[ast.expr]) -> tuple[Affine, ...]:
@@ -130,6 +132,7 @@ def index_of(tensor: str, entries: Sequence[ast.expr]) -> tuple[Affine, ...]:
 
 
 def read_statement(line: Line, number: Mapping[str, int]) -> Statement:
+    """Return the statement of a line; ``number`` says how many earlier statements write each target."""
     left, operator, body_text, where_text = _split_statement(line.text)
     target, left_entries = _left(left)
     check_name(target, "tensor")

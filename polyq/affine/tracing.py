@@ -10,7 +10,7 @@ import builtins
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, NoReturn, Union
+from typing import NoReturn, Union
 
 from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine
@@ -20,11 +20,11 @@ from polyq.affine.values import Literal, Value, call, combine, literal
 
 __all__ = [
     "Traced", "abs", "bf16", "bool", "erf", "exp", "f16", "f32", "f64", "floor", "i2", "i4", "i8", "i16", "i32", "i64",
-    "index", "log", "max", "maximum", "min", "minimum", "rint", "select", "sqrt", "tanh", "u2", "u4", "u8", "u16", "u32",
-    "u64", "value_of",
+    "index", "log", "max", "maximum", "min", "minimum", "rint", "select", "sqrt", "tanh", "u2", "u4", "u8", "u16",
+    "u32", "u64", "value_of",
 ]  # fmt: skip
 
-Operand = Union["Traced", builtins.int, builtins.float, builtins.bool]
+Operand = Union["Traced", int, float, builtins.bool]
 
 
 def value_of(operand: object) -> Value:
@@ -150,7 +150,7 @@ def index(dim: str) -> Traced:
 
 
 def _function(name: str, doc: str) -> Callable[..., Traced]:
-    def traced(*operands: Any) -> Traced:
+    def traced(*operands: object) -> Traced:
         return Traced(call(name, *(value_of(o) for o in operands)))
 
     traced.__name__ = traced.__qualname__ = name

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Union
 
 from polyq.affine import dtypes
 from polyq.affine.errors import SpecError
@@ -31,7 +30,7 @@ class Literal:
     value: int | float | None = None
 
 
-Value = Union[Scalar, Literal]
+Value = Scalar | Literal
 
 
 def literal(value: int | float) -> Literal:
@@ -46,7 +45,7 @@ def literal(value: int | float) -> Literal:
         if isinstance(value, float):
             raise SpecError(f"the literal {value} is a float and its other operand has dtype {dtype}; cast one of them")
         if not low <= value <= high:
-            raise SpecError(f"the literal {value} does not fit {dtype}, which holds {low} to {high}; cast the other operand")
+            raise SpecError(f"the literal {value} does not fit {dtype} ({low} to {high}); cast the other operand")
         return Const(value, dtype)
 
     return Literal(not isinstance(value, float), make, value)
@@ -168,4 +167,3 @@ def call(name: str, *values: Value) -> Value:
 
 
 NUMBERS = {"inf": math.inf, "nan": math.nan}
-
