@@ -97,7 +97,7 @@ ELEMENTWISE = (
     Program("index values and a parameter", "y[i] = x[i] * f32(i % 4 - i // 3 + n)", {"x": f32("n")}, lambda a: a.x * (np.arange(a.n) % 4 - np.arange(a.n) // 3 + a.n), {"n": 11}),
     Program("integer arithmetic", "y[i] = a[i] // b[i] + a[i] % b[i] - min(a[i], b[i]) * max(a[i], b[i])", {"a": ("i32", ("n",)), "b": ("i32", ("n",))},
             _integers, {"n": 50}),
-    Program("clamp to a byte", "y[i] = u8(min(max(rint(x[i] * 60.0 + 100.0), 0.0), 255.0))", {"x": f32("n")}, lambda a: np.clip(np.rint((a.x.astype("f4") * np.float32(60) + np.float32(100))), 0, 255), {"n": 40}),
+    Program("clamp to a byte", "y[i] = u8(min(max(rint(x[i] * 60.0 + 100.0), 0.0), 255.0))", {"x": f32("n")}, lambda a: np.clip(np.rint(a.x.astype("f4") * np.float32(60) + np.float32(100)), 0, 255), {"n": 40}),
     Program("repack codes", "y[i, j] = i4(i8(w[i, j]) - 8)", {"w": ("u4", (3, 5))}, lambda a: a.w - 8),
     Program("half precision chain", "y[i] = x[i] * x[i] + h", {"x": ("f16", ("n",)), "h": ("f16", ())}, lambda a: a.x * a.x + a.h, {"n": 9}),
     Program("bfloat16 sum of products", "y[i] += f32(x[i, k]) * f32(w[k])", {"x": ("bf16", ("n", 17)), "w": ("bf16", (17,))}, lambda a: a.x @ a.w, {"n": 3}),

@@ -362,7 +362,7 @@ def collect(spec: Spec, values: Sequence[Array]) -> Any:
 
 @lru_cache(maxsize=256)
 def _outputs_type(names: tuple[str, ...]) -> Any:
-    return namedtuple("Outputs", names, rename=True)  # noqa: PYI024 - the fields are known only at run time
+    return namedtuple("Outputs", names, rename=True)
 
 
 # ---- random data

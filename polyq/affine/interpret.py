@@ -1,8 +1,7 @@
 """The oracle: evaluates a spec as it is written, with numpy alone, in the declared dtypes.
 
-Every op runs in order, its instances in lexicographic order of its dims as far as that can be observed: a dim along
-which no cell is shared is vectorized, every other one is a Python loop. What the arithmetic does is in
-:class:`Declared`; the machinery that walks the instances serves other arithmetics too (:mod:`polyq.affine.bounds`).
+Instances run in their order, each reduction too (:mod:`polyq.affine.instances`). The arithmetic, which a kernel under
+``"strict"`` numerics must equal bit by bit, is this:
 
 Integers wrap. ``//`` is the floor of the quotient and ``a % b == a - (a // b) * b``; both are 0 where ``b`` is 0, and the
 least integer ``// -1`` is itself. Casts of floats to integers truncate, saturate, and give 0 for NaN. exp, log, tanh and
@@ -13,9 +12,9 @@ dims accumulate in f32 and round once at the end of the op (at each instance whe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -30,18 +29,11 @@ from polyq.affine.arrays import (
     wrap,
 )
 from polyq.affine.dtypes import info, is_float, is_int, numpy_dtype, value_range
-from polyq.affine.errors import SpecError
-from polyq.affine.expr import Affine, Dim, FloorDiv
-from polyq.affine.scalar import Apply, Cast, Const, Index, Load, Scalar
+from polyq.affine.instances import Value, run
+from polyq.affine.scalar import Apply, Cast, Const, Index, Load
 from polyq.affine.spec import REDUCTIONS, Op, Spec
 
-__all__ = ["Arithmetic", "Declared", "Value", "interpret", "run"]
-
-#: what an arithmetic computes with: arrays of one broadcast shape; :class:`Declared` uses one array
-Value = tuple[Array, ...]
-#: elements that are evaluated at once: small enough for a second-level cache
-BLOCK = 1 << 17
-
+__all__ = ["Declared", "interpret"]
 
 def interpret(spec: Spec, /, precise: bool = False, **arguments: Any) -> Any:
     """Evaluate ``spec`` on keyword arguments (inputs, and parameters that no shape determines).
@@ -65,228 +57,6 @@ def interpret(spec: Spec, /, precise: bool = False, **arguments: Any) -> Any:
         store[t.name][0] if precise and is_float(t.dtype) else to_caller(t, store[t.name][0]) for t in spec.outputs
     ]
     return collect(spec, results)
-
-
-class Arithmetic(Protocol):
-    """How values are computed: the nodes of a scalar body, and what a reduction does with its cell."""
-
-    def const(self, node: Const) -> Value:
-        """Return a literal."""
-        ...
-
-    def index(self, node: Index, value: Array) -> Value:
-        """Return the value of an affine expression, given as ``int64``."""
-        ...
-
-    def cast(self, node: Cast, value: Value) -> Value:
-        """Convert ``value``, of dtype ``node.arg.dtype``."""
-        ...
-
-    def apply(self, node: Apply, args: Sequence[Value]) -> Value:
-        """Apply a function."""
-        ...
-
-    def begin(self, op: Op, cells: Value, updates: int) -> Value:
-        """Return the target of a reduction as it is accumulated; a cell gets at most ``updates`` updates."""
-        ...
-
-    def end(self, op: Op, cells: Value) -> Value:
-        """Return the accumulated target of a reduction as it is stored."""
-        ...
-
-    def neutral(self, op: Op) -> tuple[Any, ...]:
-        """Return, for each array of a value, what leaves a cell of the reduction exactly as it is."""
-        ...
-
-    def fold(self, op: Op, cells: Value, terms: Value, updates: int) -> Value:
-        """Combine ``cells`` with ``terms[0]``, then ``terms[1]``, ... (the first axis) in this order."""
-        ...
-
-
-# ---- walking the instances
-def run(spec: Spec, store: dict[str, Value], params: Mapping[str, int], arithmetic: Arithmetic) -> None:
-    """Run all ops of ``spec`` on ``store``, which holds C-contiguous arrays for every tensor and is updated."""
-    with np.errstate(all="ignore"):
-        for op in spec.ops:
-            extents = [e.evaluate({}, params) for e in op.extents]
-            if all(e > 0 for e in extents):
-                _Run(op, dict(zip(op.dims, extents, strict=True)), store, params, arithmetic).all()
-
-
-@dataclass
-class _Run:
-    """One op that is being run."""
-
-    op: Op
-    extents: dict[str, int]
-    store: dict[str, Value]
-    params: Mapping[str, int]
-    arithmetic: Arithmetic
-
-    def all(self) -> None:
-        """Run every instance of the op."""
-        op, extents = self.op, self.extents
-        reads_itself = any(r.tensor == op.target for r in op.reads)
-        vector = _vector_dims(op, reads_itself)
-        loops = [d for d in op.dims if d not in vector]
-        updates = math.prod(extents[d] for d in loops)
-        accumulates = op.reduce is not None and not reads_itself
-        if accumulates:
-            self.store[op.target] = self.arithmetic.begin(op, self.store[op.target], updates)
-        for block in _blocks([extents[d] for d in vector], BLOCK):
-            ranges = {d: np.arange(*span) for d, span in zip(vector, block, strict=True)}
-            size = math.prod(len(r) for r in ranges.values())
-            chunk = max(1, BLOCK // size) if accumulates else 1
-            for start in range(0, updates, chunk):
-                points = np.arange(start, min(start + chunk, updates))
-                coordinates = np.unravel_index(points, [extents[d] for d in loops]) if loops else ()
-                env = dict(zip(loops, coordinates, strict=True)) if loops else {}
-                self._instances(env, len(points), ranges, updates)
-        if accumulates:
-            self.store[op.target] = self.arithmetic.end(op, self.store[op.target])
-
-    def _instances(self, env: dict[str, Array], points: int, ranges: dict[str, Array], updates: int) -> None:
-        """Run the box ``points x ranges``: axis 0 runs over the points of ``env``, axis ``1 + i`` over the i-th range."""
-        op, rank = self.op, len(ranges)
-        dims = {d: a.reshape(-1, *(1,) * rank) for d, a in env.items()}
-        for axis, (d, a) in enumerate(ranges.items()):
-            dims[d] = a.reshape(1, *(1,) * axis, -1, *(1,) * (rank - axis - 1))
-        box = (points, *(len(a) for a in ranges.values()))
-        mask = self._mask(dims)
-        if mask is not None and not mask.any():
-            return
-        term = _broadcast(self._evaluate(op.body, dims, mask), box)
-        where = self._cells(op.target, op.index, dims, mask)
-        full_mask = None if mask is None else np.broadcast_to(mask, box)
-        if op.reduce is None:
-            self._scatter(where, term, full_mask, box)
-            return
-        if full_mask is not None:
-            neutral = self.arithmetic.neutral(op)
-            term = tuple(np.where(full_mask, t, np.asarray(n, t.dtype)) for t, n in zip(term, neutral, strict=True))
-        if any(e.dims() & env.keys() for e in op.index):
-            for point in range(points):
-                self._update(where[point : point + 1] if len(where) > 1 else where, _at(term, point), _at_mask(full_mask, point), updates)
-        else:
-            any_mask = None if full_mask is None else full_mask.any(axis=0, keepdims=True)
-            self._update(where, term, any_mask, updates)
-
-    def _update(self, where: Array, term: Value, mask: Array | None, updates: int) -> None:
-        """Fold the first axis of ``term`` into the cells at ``where``, which do not depend on it."""
-        op = self.op
-        box = (1, *term[0].shape[1:])
-        flat = np.broadcast_to(where, box)
-        cells = tuple(plane.reshape(-1)[flat[0]] for plane in self.store[op.target])
-        if op.reduce is not None and any(r.tensor == op.target for r in op.reads):
-            cells = self.arithmetic.end(op, self.arithmetic.fold(op, self.arithmetic.begin(op, cells, 1), term, 1))
-        else:
-            cells = self.arithmetic.fold(op, cells, term, updates)
-        self._scatter(where, tuple(c[None] for c in cells), mask, box)
-
-    def _scatter(self, where: Array, term: Value, mask: Array | None, box: tuple[int, ...]) -> None:
-        flat = np.broadcast_to(where, box)
-        for plane, value in zip(self.store[self.op.target], term, strict=True):
-            if mask is None:
-                plane.reshape(-1)[flat] = value
-            else:
-                plane.reshape(-1)[flat[mask]] = value[mask]
-
-    def _mask(self, dims: Mapping[str, Array]) -> Array | None:
-        """Return where the constraints of the domain hold, or ``None`` where they are none."""
-        mask: Array | None = None
-        for constraint in self.op.where:
-            value = np.asarray(constraint.expr.evaluate(dims, self.params))  # type: ignore[arg-type]
-            holds = value == 0 if constraint.equality else value >= 0
-            mask = holds if mask is None else mask & holds
-        return mask
-
-    def _cells(self, tensor: str, index: Sequence[Affine], dims: Mapping[str, Array], mask: Array | None) -> Array:
-        """Return flat positions of ``tensor[index]``; raise where an instance lies outside the tensor."""
-        flat = np.zeros((1,) * max((a.ndim for a in dims.values()), default=1), np.int64)
-        shape = self.store[tensor][0].shape
-        for axis, (subscript, extent) in enumerate(zip(index, shape, strict=True)):
-            value = np.asarray(subscript.evaluate(dims, self.params), np.int64)  # type: ignore[arg-type]
-            inside = (value >= 0) & (value < extent)
-            if not inside.all():
-                bad = ~inside if mask is None else ~inside & mask
-                if bad.any():
-                    wrong = np.broadcast_to(value, bad.shape)[bad][0]
-                    raise SpecError(
-                        f"op {self.op.name}: subscript {axis} of {tensor}, {subscript}, is {wrong}; expected 0 to {extent - 1}"
-                    )
-                value = np.clip(value, 0, max(0, extent - 1))
-            flat = flat * extent + value
-        return flat
-
-    def _evaluate(self, node: Scalar, dims: Mapping[str, Array], mask: Array | None) -> Value:
-        match node:
-            case Const():
-                return self.arithmetic.const(node)
-            case Index(expr, _):
-                return self.arithmetic.index(node, np.asarray(expr.evaluate(dims, self.params), np.int64))  # type: ignore[arg-type]
-            case Load(tensor, index, _):
-                flat = self._cells(tensor, index, dims, mask)
-                planes = self.store[tensor]
-                if planes[0].size == 0:  # only instances outside the domain look into an empty tensor
-                    return tuple(np.zeros_like(p, shape=flat.shape) for p in planes)
-                return tuple(p.reshape(-1).take(flat) for p in planes)
-            case Cast(arg, _):
-                return self.arithmetic.cast(node, self._evaluate(arg, dims, mask))
-            case Apply(_, args, _):
-                return self.arithmetic.apply(node, [self._evaluate(a, dims, mask) for a in args])
-
-
-def _vector_dims(op: Op, reads_itself: bool) -> list[str]:
-    """Return the dims along which no two instances touch one cell of the target, whatever the other dims are."""
-    if reads_itself:
-        loads = [r for r in op.reads if r.tensor == op.target]
-        same = [e for i, e in enumerate(op.index) if all(r.index[i] == e for r in loads)]
-        return [d for d in op.dims if Affine.dim(d) in same]
-    if op.reduce is None:  # a spec assigns each cell once, so instances are independent
-        return list(op.dims)
-    known: set[str] = set()
-    changed = True
-    while changed:  # a subscript with one unknown dim, outside any floor, makes that dim a function of the cell
-        changed = False
-        for e in op.index:
-            unknown = e.dims() - known
-            if len(unknown) == 1 and _outside_floors(e, *unknown):
-                known |= unknown
-                changed = True
-    return [d for d in op.dims if d in known]
-
-
-def _outside_floors(e: Affine, dim: str) -> bool:
-    floors = [a for a, _ in e.terms if isinstance(a, FloorDiv)]
-    return e.coefficient(Dim(dim)) != 0 and not any(dim in f.numerator.dims() for f in floors)
-
-
-def _blocks(sizes: Sequence[int], limit: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Cut a box into boxes of about ``limit`` points."""
-    if not sizes:
-        yield ()
-        return
-    rest = math.prod(sizes[1:])
-    step = max(1, limit // rest)
-    for start in range(0, sizes[0], step):
-        span = (start, min(start + step, sizes[0]))
-        if rest <= limit:
-            yield (span, *((0, n) for n in sizes[1:]))
-        else:
-            for tail in _blocks(sizes[1:], limit):
-                yield (span, *tail)
-
-
-def _broadcast(value: Value, box: tuple[int, ...]) -> Value:
-    return tuple(np.broadcast_to(v, box) for v in value)
-
-
-def _at(value: Value, point: int) -> Value:
-    return tuple(v[point : point + 1] for v in value)
-
-
-def _at_mask(mask: Array | None, point: int) -> Array | None:
-    return None if mask is None else mask[point : point + 1]
 
 
 # ---- the declared arithmetic
@@ -315,6 +85,10 @@ class Declared:
     def index(self, node: Index, value: Array) -> Value:
         """Return an index value as the integer type of the node."""
         return (wrap(node.dtype, value.astype(self.numpy_dtype(node.dtype))),)
+
+    def load(self, node: Load, stored: Value) -> Value:
+        """Return the elements."""
+        return stored
 
     def cast(self, node: Cast, value: Value) -> Value:
         """Convert: integers wrap, floats round once, float to integer truncates and saturates."""
