@@ -262,11 +262,13 @@ def _pull_mod(e: Affine) -> tuple[Affine, list[tuple[str, int]]]:
 
 
 def format_affine(e: Affine) -> str:
-    """Return ``e`` as text that :func:`polyq.affine.expr_parser` reads back."""
+    """Return ``e`` as text that :func:`polyq.affine.notation.parse_extent` and ``parse_map`` read back."""
     rest, mods = _pull_mod(e)
     parts: list[str] = []
     for text, c in [(_format_atom(a), c) for a, c in rest.terms] + mods:
-        body = text if abs(c) == 1 else f"{abs(c)}*{text}" if "//" not in text and "%" not in text else f"{abs(c)}*({text})"
+        # a sign in front binds tighter than // and %
+        plain = ("//" not in text and "%" not in text) or (abs(c) == 1 and (c > 0 or bool(parts)))
+        body = ("" if abs(c) == 1 else f"{abs(c)}*") + (text if plain else f"({text})")
         parts.append(("- " if c < 0 else "+ ") + body)
     if rest.const or not parts:
         parts.append(("- " if rest.const < 0 else "+ ") + str(abs(rest.const)))
