@@ -140,7 +140,7 @@ PROGRAMS = (
     Program("column maxima", "x: f32[1024, 1024]\ny[j] max= x[i, j]", lambda a: a["x"].max(axis=0)),
     Program("transpose", "x: f32[1024, 1024]\ny[j, i] = x[i, j]", lambda a: np.ascontiguousarray(a["x"].T)),
     Program("strided copy", "x: f32[1024, 2048]\ny[i, j] = x[i, 2*j] where j < 1024", lambda a: a["x"][:, ::2].copy()),
-    Program("reversal", "x: f32[1048576]\ny[i] = x[1048575 - i]", lambda a: a["x"][::-1].copy()),
+    Program("reversal", "x: f32[1048576]\ny[i] = x[1048575 - i] where i < 1048576", lambda a: a["x"][::-1].copy()),
     Program("outer product", "a: f32[1024]\nb: f32[1024]\ny[i, j] = a[i] * b[j]", lambda a: np.outer(a["a"], a["b"])),
     Program(
         "trmm",
