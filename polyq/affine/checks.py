@@ -94,7 +94,7 @@ def _outside(
     name, index = access
     entry = index[position]
     value = entry.evaluate(*point)
-    said = f"op {op.name}, operand {_format_access(name, index)}: subscript {position} ({entry}) is {value} at "
+    said = f"op {op.name}: operand {_format_access(name, index)}: subscript {position} ({entry}) is {value} at "
     said += f"{format_point(*point)}, outside axis {position} of {name}, which has extent {extent}"
     params = point[1]
     if not extent.is_constant:

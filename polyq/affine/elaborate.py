@@ -62,7 +62,7 @@ def _with_scalars(known: Mapping[str, Tensor], statements: Sequence[Statement]) 
     seen = set(known)
     made: list[Statement] = []
     for s in statements:
-        with located(s.line.place):
+        with located(s.place):
             bare = {n.id for n in names_in_order(s.body)} - {n for n, _ in s.reads} - set(s.dims)
             scalars = tuple((n, ()) for n in sorted(bare) if n in ranks)
             reads = s.reads + scalars
@@ -102,7 +102,7 @@ def _type(known: Mapping[str, Tensor], statements: Sequence[Statement]) -> tuple
     ranks = _ranks(known, statements)
     bodies: list[Scalar] = []
     for s in statements:
-        with located(s.line.place):
+        with located(s.place):
             body = settle(_reader(s, dtypes, ranks).read(s.body), dtypes.get(s.target))
             dtype = dtypes.setdefault(s.target, body.dtype)
             if body.dtype != dtype:
@@ -168,7 +168,7 @@ def _resolve(known: Mapping[str, Tensor], statements: Sequence[Statement]) -> tu
     while pending:
         free = [s for s in pending if all(n in known or n == s.target or not state.waiting[n] for n, _ in s.reads)]
         for s in free or pending[:1]:
-            with located(s.line.place):
+            with located(s.place):
                 boxes[s.name] = _box(s, state, known)
             state.waiting[s.target] -= 1
             pending.remove(s)

@@ -129,10 +129,8 @@ def _keyword(name: str, given: Any) -> Tensor:  # noqa: ANN401
 
 def _declaration(name: str, text: str) -> Tensor:
     check_name(name, "tensor")
-    match parse_expression(text):
+    match parse_expression(re.sub(r"\[\s*\]\s*$", "", text)):  # f32[] is the type of a scalar, as f32 is
         case ast.Name(id=dtype):
-            return declare(name, dtype, ())
-        case ast.Subscript(value=ast.Name(id=dtype), slice=ast.Tuple(elts=[])):
             return declare(name, dtype, ())
         case ast.Subscript(value=ast.Name(id=dtype), slice=shape):
             return declare(name, dtype, tuple(_declared_entry(e) for e in subscripts(shape)))

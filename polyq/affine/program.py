@@ -130,7 +130,7 @@ def _start_value(t: Tensor, ops: tuple[Op, ...], is_output: bool, places: Mappin
     if seen.witness is not None:
         op, said = seen.witness
         place = f"{places[op.name]}: " if op.name in places else ""
-        raise SpecError(f"{place}op {op.name}, {said}; write the cell in an earlier statement, or declare {t.name}")
+        raise SpecError(f"{place}op {op.name}: {said}; write the cell in an earlier statement, or declare {t.name}")
     reduces = {op.name: op.reduce for op in ops}
     needed = {identity(reduces[name] or "+", t.dtype): None for name in seen.starts}
     if is_output and not seen.complete:

@@ -44,7 +44,8 @@ def parse_expression(text: str) -> ast.expr:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else "nested too deeply or not text"
-        raise SpecError(f"`{text.strip()[:200]}` is no expression of index notation: {reason}") from None
+        shown = text.strip() if len(text) <= 80 else text.strip()[:77] + "..."
+        raise SpecError(f"`{shown}` is no expression of index notation: {reason}") from None
 
 
 def source(node: ast.AST) -> str:

@@ -34,7 +34,8 @@ class Line:
     @property
     def place(self) -> str:
         """The line as messages name it."""
-        return f"line {self.number}, `{self.text}`"
+        text = self.text if len(self.text) <= 160 else self.text[:157] + "..."
+        return f"line {self.number}, `{text}`"
 
 
 @contextmanager
@@ -44,6 +45,8 @@ def located(place: str) -> Generator[None, None, None]:
         yield
     except SpecError as error:
         raise SpecError(f"{place}: {error}") from None
+    except RecursionError:
+        raise SpecError(f"{place}: nested too deeply; split the statement into several") from None
 
 
 def logical_lines(text: str) -> list[Line]:
@@ -61,7 +64,7 @@ def logical_lines(text: str) -> list[Line]:
             found.append(Line(start, held))
             held, depth = "", 0
     if held:
-        raise SpecError(f"line {start}, `{held}`: a bracket is never closed")
+        raise SpecError(f"{Line(start, held).place}: a bracket is never closed")
     return found
 
 
@@ -109,6 +112,11 @@ class Statement:
     dims: tuple[str, ...]
     reads: tuple[tuple[str, tuple[Affine, ...]], ...]
 
+    @property
+    def place(self) -> str:
+        """The statement as messages name it."""
+        return f"{self.line.place}: op {self.name}"
+
 
 def _left(text: str) -> tuple[str, tuple[ast.expr, ...]]:
     match parse_expression(text):
@@ -136,27 +144,33 @@ def read_statement(line: Line, number: Mapping[str, int]) -> Statement:
     left, operator, body_text, where_text = _split_statement(line.text)
     target, left_entries = _left(left)
     check_name(target, "tensor")
-    body = parse_expression(body_text)
-    where = expressions(where_text)
-    accesses = [(n.value, subscripts(n.slice)) for n in ast.walk(body) if isinstance(n, ast.Subscript)]
-    for base, _ in accesses:
-        if not isinstance(base, ast.Name):
-            raise SpecError(f"`{source(base)}` is subscripted, but is no tensor's name")
-    index = index_of(target, left_entries)
-    reads = tuple((base.id, index_of(base.id, entries)) for base, entries in accesses if isinstance(base, ast.Name))
-    subscripted = {d for _, entries in [(target, index), *reads] for e in entries for d in e.dims()}
-    # a dim whose multiples cancel (i - i) is a dim all the same
-    subscripted |= {n.id for e in left_entries for n in names_in_order(e)}
-    subscripted |= {n.id for _, entries in accesses for e in entries for n in names_in_order(e)}
-    tensors = {target} | {name for name, _ in reads}
-    order = [n.id for part in (*left_entries, body, *where) for n in names_in_order(part)]
-    dims = tuple(d for d in dict.fromkeys(order) if d in subscripted and d not in tensors)
-    for d in subscripted:
-        check_name(d, "dim")
-    clash = sorted(subscripted & tensors)
-    if clash:
-        raise SpecError(f"{clash[0]} is a tensor and stands in a subscript; subscripts have dims and constants only")
-    found = tuple(c for w in where for c in constraints(w, lambda n: Dim(n) if n in dims else Param(n)))
     count = number.get(target, 0) + 1
     name = target if count == 1 else f"{target}.{count}"
-    return Statement(name, line, target, index, _OPERATORS[operator], body, found, dims, reads)
+    with located(f"op {name}"):
+        body = parse_expression(body_text)
+        where = expressions(where_text)
+        accesses = [(target, left_entries), *_accesses(body)]
+        reads = [(tensor, index_of(tensor, entries)) for tensor, entries in accesses]
+        dims = _dims([*left_entries, body, *where], accesses)
+        found = tuple(c for w in where for c in constraints(w, lambda n: Dim(n) if n in dims else Param(n)))
+        return Statement(name, line, target, reads[0][1], _OPERATORS[operator], body, found, dims, tuple(reads[1:]))
+
+
+def _accesses(body: ast.expr) -> list[tuple[str, tuple[ast.expr, ...]]]:
+    found: list[tuple[str, tuple[ast.expr, ...]]] = []
+    for node in ast.walk(body):
+        if isinstance(node, ast.Subscript):
+            if not isinstance(node.value, ast.Name):
+                raise SpecError(f"`{source(node.value)}` is subscripted, but is no tensor's name")
+            found.append((node.value.id, subscripts(node.slice)))
+    return found
+
+
+def _dims(parts: Sequence[ast.expr], accesses: Sequence[tuple[str, tuple[ast.expr, ...]]]) -> tuple[str, ...]:
+    """Return the names that stand in a subscript, by first appearance anywhere in the statement."""
+    subscripted = {n.id for _, entries in accesses for e in entries for n in names_in_order(e)}
+    clash = sorted(subscripted & {tensor for tensor, _ in accesses})
+    if clash:
+        raise SpecError(f"{clash[0]} is a tensor and stands in a subscript; subscripts have dims and constants only")
+    order = dict.fromkeys(n.id for part in parts for n in names_in_order(part))
+    return tuple(check_name(d, "dim") for d in order if d in subscripted)
