@@ -161,7 +161,9 @@ def _error(y: Array, reference: Array, bound: Array) -> tuple[float, float, bool
     a, b = np.asarray(y, np.float64), np.asarray(reference, np.float64)
     if not a.size:
         return 0.0, 0.0, True
-    error: Any = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b)).ravel()
+    with np.errstate(invalid="ignore"):  # inf - inf
+        difference = np.abs(a - b)
+    error: Any = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, difference).ravel()
     allowed: Any = np.broadcast_to(np.asarray(bound, np.float64), a.shape).ravel()
     at = int(np.argmax(error))
     return float(error[at]), float(allowed[at]), bool(np.all(error <= allowed))

@@ -1,0 +1,185 @@
+"""The command line, and what README and package metadata promise."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import polyq.__main__ as command
+import polyq.limits
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pytest brings it along
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Write a program file; return its path as text."""
+
+    def write(text):
+        path = tmp_path / "program.txt"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def bandwidth(monkeypatch):
+    """Replace the measurement of the machine, which takes a second."""
+    monkeypatch.setattr(command, "_read_limit", lambda threads: 1e10 * threads)
+
+
+MATVEC = "a: f32[m, 40]\nx: f32[40]\ny[i] += a[i, k] * x[k]\n"
+
+
+# ---- errors: one line, status 2
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (MATVEC, ["--set", "q=3"], "--set q: the program has no such parameter; its parameters: m"),
+        ("y[i] = 1 where i < 3", ["--set", "m=3"], "--set m: the program has no such parameter; its parameters: none"),
+        (MATVEC, ["--numerics", "i8"], "numerics='i8' is not there (yet); choose one of 'strict', 'reassoc'"),
+        (MATVEC, ["--target", "avx3"], "target='avx3' is not known; choose one of 'native', 'avx512', 'avx2', 'neon', 'sse', 'c'"),
+        ("x: f32[8]\ny[i] = x[2*i", [], "line 2, `y[i] = x[2*i`: a bracket is never closed"),
+    ],
+)
+def test_a_refusal_is_one_line(program, capsys, text, options, message):
+    assert command.main([program(text), *options]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"python -m polyq: {message}\n")
+
+
+def test_a_missing_file_is_one_line(tmp_path, capsys):
+    path = tmp_path / "none.txt"
+    assert command.main([str(path)]) == 2
+    assert capsys.readouterr().err == f"python -m polyq: cannot read {path}: No such file or directory\n"
+
+
+def test_a_file_that_is_no_text(tmp_path, capsys):
+    path = tmp_path / "binary"
+    path.write_bytes(b"\xff\xfe\x00")
+    assert command.main([str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"python -m polyq: {path} is no text in UTF-8: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "m"], "argument --set: 'm' is not of the form NAME=NUMBER, such as m=16"),
+        (["--set", "m=-1"], "argument --set: 'm=-1' is not of the form NAME=NUMBER, such as m=16"),
+        (["--threads", "0"], "argument --threads: '0' is not a positive number"),
+        (["--threads", "two"], "argument --threads: 'two' is not a positive number"),
+    ],
+)
+def test_wrong_options(capsys, arguments, message):
+    with pytest.raises(SystemExit) as stopped:
+        command.main(arguments)
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"python -m polyq: {message}; --help lists the options\n"
+
+
+# ---- a run
+@pytest.mark.parametrize("numerics", ["strict", "reassoc"])
+def test_a_program_from_a_file(program, capsys, bandwidth, numerics):
+    assert command.main([program(MATVEC), "--set", "m=7", "--threads", "1", "--numerics", numerics]) == 0
+    out = capsys.readouterr().out
+    assert "run on random data, m = 7\n" in out
+    assert re.search(r"^  numerics +" + numerics + "$", out, re.MULTILINE)
+    error, bound = map(float, re.search(r"^  y +error (\S+) at most where the bound is (\S+): within the bound$", out, re.MULTILINE).groups())
+    assert error <= bound < 1e-3
+    assert bound > 0 or numerics == "strict"
+    assert re.search(r"^  time +\d+\.\d{3} ms \(.*\), 1 thread, cold data$", out, re.MULTILINE)
+    assert re.search(r"^  memory +\d+\.\d\d GB/s, \d+\.\d\d of the 10\.0 GB/s that 1 thread read here$", out, re.MULTILINE)
+    assert re.search(r"^  build +\d+\.\d\d s$", out, re.MULTILINE)
+    assert "certificate" in out
+    assert "not given" not in out
+
+
+def test_a_parameter_that_is_not_given_is_said(program, capsys, bandwidth):
+    assert command.main([program(MATVEC)]) == 0
+    out = capsys.readouterr().out
+    assert "  note         m not given: 64; --set m=N changes it\n" in out
+    assert "run on random data, m = 64\n" in out
+
+
+def test_a_wrong_kernel_is_said(program, capsys, bandwidth, monkeypatch):
+    monkeypatch.setattr("polyq.build.kernel.Kernel.__call__", lambda self, **given: np.full(3, 1e6, np.float32))
+    assert command.main([program(MATVEC), "--set", "m=3"]) == 1
+    assert "OUTSIDE THE BOUND" in capsys.readouterr().out
+
+
+def test_several_outputs_of_packed_and_narrow_types(program, capsys, bandwidth):
+    text = "x: f32[9]\nb: bf16[9]\nu[i] = u4(x[i])\nh[i] = f16(f32(b[i]) + x[i])\n"
+    assert command.main([program(text)]) == 0
+    assert len(re.findall("within the bound", capsys.readouterr().out)) == 2
+
+
+@pytest.mark.parametrize(("form", "part"), [("schedule", "i"), ("loops", "for "), ("c", "#include <stdint.h>")])
+def test_emit(program, capsys, form, part):
+    assert command.main([program(MATVEC), "--emit", form]) == 0
+    out = capsys.readouterr().out
+    assert part in out
+    assert "run on random data" not in out
+
+
+def test_the_largest_error_and_its_bound():
+    inf, nan = np.inf, np.nan
+    assert command._error(np.array([1.0, 2.5]), np.array([1.0, 2.0]), np.array([0.1, 0.5])) == (0.5, 0.5, True)
+    assert command._error(np.array([1.0, 2.5]), np.array([1.1, 2.0]), np.array([0.0, 0.5]))[2] is False
+    assert command._error(np.array([inf, nan]), np.array([inf, nan]), np.array([0.0, 0.0])) == (0.0, 0.0, True)
+    assert command._error(np.array([nan]), np.array([1.0]), np.array([1.0]))[2] is False
+    assert command._error(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros((0, 3))) == (0.0, 0.0, True)
+    assert command._error(np.array(3.0), np.array(2.0), np.array(0.5)) == (1.0, 0.5, False)
+
+
+# ---- limits
+def test_limits_measure_what_they_say():
+    read = polyq.limits.Read(1 << 20, 3, 1)
+    assert read.size == 1 << 20
+    assert read.streams in polyq.limits.STREAMS
+    assert 1e8 < read.size / read.seconds() < 1e12
+    fma = polyq.limits.Fma(1e8, 1)
+    assert fma.flop == pytest.approx(1e8, rel=1e-4)
+    assert 1e8 < fma.flop / fma.seconds() < 1e13
+    copy = polyq.limits.Copy(3 << 20, 2)
+    copy._from[:] = np.arange(copy.size, dtype=np.uint64).astype(np.uint8)
+    assert copy.seconds() > 0
+    assert np.array_equal(copy._from, copy._to)
+
+
+# ---- what the README and the metadata promise
+def test_the_two_commands():
+    commands = [line for line in README.splitlines() if line.startswith("python3 -m venv")]
+    assert [c.rpartition("-m ")[2] for c in commands] == ["polyq", "pytest"]
+    assert "'.[test]'" in commands[1]
+
+
+def test_the_example_runs_and_computes_what_it_says():
+    code = re.search(r"```python\n(import numpy.*?)```", README, re.DOTALL).group(1)
+    assert code.count("\n") <= 13
+    scope = {}
+    exec(code, scope)
+    a = {name: value.astype(np.float64) for name, value in scope["arrays"].items()}
+    expected = np.einsum("mgj,ngj->mn", a["x"], (a["w"] - a["z"][..., None]) * a["s"][..., None])
+    assert scope["y"].shape == (1, 4096)
+    assert np.max(np.abs(scope["y"] - expected)) < 1e-5 * np.max(np.abs(expected))
+
+
+def test_nothing_names_another_projects_package():
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "polyq").rglob("*.py")]:
+        assert "pip install polyq" not in path.read_text(encoding="utf-8"), path
+
+
+def test_every_folder_of_code_is_packaged():
+    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = {p.parent.relative_to(ROOT).as_posix().replace("/", ".") for p in (ROOT / "polyq").rglob("__init__.py")}
+    assert set(metadata["tool"]["setuptools"]["packages"]) == folders
+    assert metadata["project"]["name"] == "polyq-loops"
