@@ -1,4 +1,6 @@
-# auto-generated file
+# pyright: basic, reportMissingImports=false
+# written by polyq.build.binding.write_types
+# ruff: noqa
 import _cffi_backend
 
 ffi = _cffi_backend.FFI('polyq.build._abi',

@@ -8,25 +8,39 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from polyq.affine.arrays import Array, bind_params, caller_view, storage_shape, take_arguments, to_storage
+from polyq.affine.arrays import (
+    Array,
+    bind_params,
+    caller_view,
+    packed_extent,
+    storage_shape,
+    take_arguments,
+    to_storage,
+)
 from polyq.affine.dtypes import info, numpy_dtype
 from polyq.affine.errors import ArgumentError, ArgumentTypeError
 from polyq.affine.expr import Affine, Param
 from polyq.affine.spec import Spec, Tensor
 
-__all__ = ["Results", "Signature", "aligned_copy", "bound_params"]
+__all__ = ["Params", "Results", "Signature", "aligned_copy", "as_given", "bound_params"]
 
 _log = logging.getLogger("polyq")
 
 Params = tuple[int, ...]
 
 
+#: numpy's flag bits C_CONTIGUOUS and ALIGNED (``numpy/ndarraytypes.h``): one number is read faster than two properties
+_DENSE = 0x0001 | 0x0100
+_OWNED = 0x0004  # OWNDATA
+_ndarray = np.ndarray
+
+
 class _Input:
-    """What the short way checks of one input: dtype, and each axis a number or the place of a parameter."""
+    """What the short way checks of one input: its dtype, and each axis a number or the place of a parameter."""
 
     __slots__ = ("axes", "determines", "dtype", "shape")
 
@@ -35,19 +49,35 @@ class _Input:
         packed = info(tensor.dtype).packed
         extents = tensor.extents
         self.shape = storage_shape(tensor, {}) if all(e.is_constant for e in extents) else None
-        self.axes: list[tuple[int, int]] | None = []  # (constant, -1) or (0, position of the parameter); None: no short way
+        #: an axis is (extent, -1) or (0, position of its parameter); None where the short way cannot serve
+        self.axes: list[tuple[int, int]] | None = []
         self.determines: list[tuple[int, int]] = []
         for axis, extent in enumerate(extents):
             name = _parameter(extent)
             last = packed and axis == len(extents) - 1
             if extent.is_constant:
-                self.axes.append((storage_shape(Tensor("t", tensor.dtype, (extent.const,)), {})[0] if last else extent.const, -1))
+                constant = packed_extent(tensor.dtype, extent.const) if last else extent.const
+                self.axes.append((constant, -1))
             elif name is None or last:
                 self.axes = None
                 return
             else:
                 self.axes.append((0, params.index(name)))
                 self.determines.append((axis, params.index(name)))
+
+
+def _fits(shape: tuple[int, ...], wanted: _Input, params: list[int]) -> bool:
+    """Whether a shape agrees with ``params``; those that are unknown (-1) and stand alone on an axis are set."""
+    axes = wanted.axes
+    if axes is None or len(shape) != len(axes):
+        return False
+    for axis, position in wanted.determines:
+        if params[position] < 0:
+            params[position] = shape[axis]
+    for extent, (constant, position) in zip(shape, axes):  # noqa: B905 - hot, lengths were compared
+        if extent != (constant if position < 0 else params[position]):
+            return False
+    return True
 
 
 def _parameter(extent: Affine) -> str | None:
@@ -65,11 +95,12 @@ class Signature:
         self.spec = spec
         self.names = spec.input_names
         self.params = spec.params
-        self._position = {name: i for i, name in enumerate(self.names)}
-        self._inputs = [_Input(t, self.params) for t in spec.inputs]
-        determined = {p for i in self._inputs for _, p in i.determines}
+        inputs = [_Input(t, self.params) for t in spec.inputs]
+        determined = {p for i in inputs for _, p in i.determines}
         # the short way serves where shapes alone give all parameters, entry by entry
-        self._short = all(i.axes is not None for i in self._inputs) and len(determined) == len(self.params)
+        self._short = all(i.axes is not None for i in inputs) and len(determined) == len(self.params)
+        self._checks = [(i.dtype, i.shape, i) for i in inputs]
+        self._unknown = (-1,) * len(self.params)
 
     def take(self, args: Sequence[object], named: Mapping[str, object]) -> tuple[list[Array], Params]:
         """Return the storage arrays of all inputs, dense and aligned, and the parameters in order of :attr:`params`.
@@ -78,7 +109,7 @@ class Signature:
         """
         if self._short:
             values = args if not named else self._ordered(args, named)
-            if values is not None and len(values) == len(self._inputs):
+            if values is not None and len(values) == len(self._checks):
                 params = self._check(values)
                 if params is not None:
                     return values, params  # type: ignore[return-value] # _check saw that they are arrays
@@ -94,26 +125,18 @@ class Signature:
 
     def _check(self, values: Sequence[Any]) -> Params | None:
         """Return the parameters if all values are arrays that a kernel can read as they are, else ``None``."""
-        params = [-1] * len(self.params)
-        for value, wanted in zip(values, self._inputs):  # noqa: B905 - the caller compared the lengths, and this is hot
-            if type(value) is not np.ndarray or value.dtype != wanted.dtype:
+        params = list(self._unknown)
+        for value, (dtype, expected, wanted) in zip(values, self._checks):  # noqa: B905 - hot, lengths were compared
+            if type(value) is not _ndarray or (value.dtype is not dtype and value.dtype != dtype):
                 return None
-            flags = value.flags
-            if not (flags.c_contiguous and flags.aligned):
+            if value.flags.num & _DENSE != _DENSE:
                 return None
-            if wanted.shape is not None:
-                if value.shape != wanted.shape:
-                    return None
-                continue
             shape = value.shape
-            if len(shape) != len(wanted.axes):  # type: ignore[arg-type] # the short way has axes
-                return None
-            for axis, position in wanted.determines:
-                if params[position] < 0:
-                    params[position] = shape[axis]
-            for extent, (constant, position) in zip(shape, wanted.axes):  # type: ignore[arg-type] # noqa: B905
-                if extent != (constant if position < 0 else params[position]):
+            if expected is None:
+                if not _fits(shape, wanted, params):
                     return None
+            elif shape != expected:
+                return None
         return tuple(params)
 
     def _convert(self, args: Sequence[object], named: Mapping[str, object]) -> tuple[list[Array], Params]:
@@ -127,7 +150,8 @@ class Signature:
         """Return positional and named arguments as one mapping."""
         if len(args) > len(self.names):
             raise ArgumentError(
-                f"{len(args)} arguments given by position: expected at most {len(self.names)} ({', '.join(self.names) or 'none'})"
+                f"{len(args)} arguments given by position: expected at most {len(self.names)} "
+                f"({', '.join(self.names) or 'none'})"
             )
         arguments = dict(zip(self.names, args, strict=False))
         twice = [name for name in named if name in arguments]
@@ -155,6 +179,7 @@ class Results:
         self.dtypes = [numpy_dtype(t.dtype) for t in self.tensors]
         #: for each output the position of the input that it updates, or -1
         self.updates = [spec.input_names.index(t.name) if t.name in spec.input_names else -1 for t in self.tensors]
+        self.updating = any(update >= 0 for update in self.updates)
         self.bf16 = any(t.dtype == "bf16" for t in self.tensors)
         constant = all(e.is_constant for t in self.tensors for e in t.extents)
         self._constant = [storage_shape(t, {}) for t in self.tensors] if constant else None
@@ -168,10 +193,11 @@ class Results:
 
     def fresh(self, inputs: Sequence[Array], params: Params) -> list[Array]:
         """Return new arrays; one that updates an input starts as a copy of it."""
-        arrays = [np.empty(shape, dtype) for shape, dtype in zip(self.shapes(params), self.dtypes)]  # noqa: B905
-        for array, update in zip(arrays, self.updates):  # noqa: B905
-            if update >= 0:
-                np.copyto(array, inputs[update])
+        arrays = [np.empty(shape, dtype) for shape, dtype in zip(self.shapes(params), self.dtypes)]  # noqa: B905 - hot
+        if self.updating:
+            for array, update in zip(arrays, self.updates, strict=True):
+                if update >= 0:
+                    np.copyto(array, inputs[update])
         return arrays
 
     def into(self, out: object, inputs: Sequence[Array], params: Params) -> tuple[list[Array], list[Array]]:
@@ -181,7 +207,7 @@ class Results:
         very input it updates; any other gets the result copied.
         """
         taken = self._taken(out, params)
-        for i, a in enumerate(taken):
+        for i, a in enumerate(taken[1:], 1):
             for j, b in enumerate(taken[:i]):
                 if np.may_share_memory(a, b):
                     one, two = self.tensors[j].name, self.tensors[i].name
@@ -190,9 +216,12 @@ class Results:
 
     def _place(self, i: int, array: Array, inputs: Sequence[Array]) -> Array:
         update = self.updates[i]
-        usable = array.flags.c_contiguous and array.flags.aligned
+        flags = array.flags.num
+        usable = flags & _DENSE == _DENSE
         for j, given in enumerate(inputs):
-            if usable and np.may_share_memory(array, given):
+            # two arrays that own their memory share it only if they are one
+            apart = array is not given and flags & given.flags.num & _OWNED
+            if usable and not apart and np.may_share_memory(array, given):
                 usable = j == update and _same_memory(array, given)
         place = array if usable else np.empty(array.shape, array.dtype)
         if update >= 0 and not (usable and _same_memory(array, inputs[update])):
@@ -201,7 +230,7 @@ class Results:
 
     def _taken(self, out: object, params: Params) -> list[Array]:
         count = len(self.tensors)
-        given: Sequence[object] = out if isinstance(out, (tuple, list)) else (out,)  # type: ignore[assignment]
+        given = cast("Sequence[object]", out) if isinstance(out, (tuple, list)) else (out,)
         if len(given) != count:
             names = ", ".join(t.name for t in self.tensors)
             raise ArgumentError(f"out: expected {_counted(count)} ({names}), got {_counted(len(given))}")
@@ -214,7 +243,7 @@ def _counted(count: int) -> str:
 
 
 def _same_memory(a: Array, b: Array) -> bool:
-    return a.shape == b.shape and a.strides == b.strides and a.ctypes.data == b.ctypes.data
+    return a is b or (a.shape == b.shape and a.strides == b.strides and a.ctypes.data == b.ctypes.data)
 
 
 def _output(tensor: Tensor, value: object, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
@@ -222,19 +251,21 @@ def _output(tensor: Tensor, value: object, dtype: np.dtype[Any], shape: tuple[in
     array = _writable(tensor, value)
     if tensor.dtype == "bf16" and array.dtype.name == "bfloat16":
         array = array.view(np.uint16)
-    if array.dtype != dtype:
+    if array.dtype is not dtype and array.dtype != dtype:
         raise ArgumentTypeError(f"out: {tensor.name} expects dtype {dtype.name} ({tensor.dtype}), got {array.dtype}")
     if array.shape != shape:
         raise ArgumentError(f"out: {tensor.name} expects shape {shape}, got {array.shape}")
     if not array.flags.writeable:
         raise ArgumentError(f"out: the array for {tensor.name} is read-only; give one that can be written")
-    if any(stride == 0 and extent > 1 for stride, extent in zip(array.strides, array.shape, strict=True)):
+    if 0 in array.strides and any(s == 0 and n > 1 for s, n in zip(array.strides, array.shape, strict=True)):
         raise ArgumentError(f"out: the array for {tensor.name} is a broadcast view, several of its elements are one")
     return array
 
 
 def _writable(tensor: Tensor, value: Any) -> Array:  # noqa: ANN401
     """Return a view of a caller's output, never a copy."""
+    if type(value) is _ndarray:
+        return value
     if isinstance(value, np.ma.MaskedArray):
         raise ArgumentTypeError(f"out: {tensor.name} expects a plain array, a mask would be lost")
     if isinstance(value, np.ndarray):
@@ -251,7 +282,9 @@ def _writable(tensor: Tensor, value: Any) -> Array:  # noqa: ANN401
         return np.asarray(memoryview(value))
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         kind = type(value).__qualname__
-        raise ArgumentTypeError(f"out: {tensor.name} expects a writable array on the CPU, got {kind}: {error}") from error
+        raise ArgumentTypeError(
+            f"out: {tensor.name} expects a writable array on the CPU, got {kind}: {error}"
+        ) from error
 
 
 def as_given(results: Results, arrays: list[Array]) -> list[Array]:

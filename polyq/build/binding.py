@@ -2,19 +2,19 @@
 
 cffi's out-of-line ABI mode: the types below are declared once and for all (all entries look alike), their compiled form
 lies in ``_abi.py``, and so neither a C parser nor a C compiler runs to bind a kernel. docs/decisions/cffi-mode.md has
-the measurements. ``python -m polyq.build.binding`` writes ``_abi.py`` anew.
+the measurements. :func:`write_types` writes ``_abi.py`` anew.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from polyq.affine.errors import BuildError
+from polyq.build.locks import ForkLock
 
 __all__ = ["DECLARATIONS", "Entry", "load", "pointers", "symbol"]
 
@@ -30,7 +30,7 @@ char *dlerror(void);
 Entry = Callable[[Any, Any, Any, int], int]
 
 _libraries: dict[str, Any] = {}
-_guard = threading.Lock()
+_guard = ForkLock()
 
 
 @lru_cache(maxsize=1)
@@ -89,10 +89,13 @@ def integers(values: Sequence[int]) -> Any:  # noqa: ANN401
     return ffi().new("int64_t[]", list(values) or [0])
 
 
-if __name__ == "__main__":
+def write_types(place: Path) -> None:
+    """Write :data:`DECLARATIONS` in cffi's compiled form to a file."""
     import cffi
 
-    builder = cffi.FFI()
+    builder: Any = cffi.FFI()
     builder.cdef(DECLARATIONS)
     builder.set_source("polyq.build._abi", None)
-    builder.emit_python_code(str(Path(__file__).with_name("_abi.py")))
+    builder.emit_python_code(str(place))
+    text = place.read_text().replace("# auto-generated file", "# written by polyq.build.binding.write_types\n# ruff: noqa")
+    place.write_text("# pyright: basic, reportMissingImports=false\n" + text)

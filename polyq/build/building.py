@@ -117,6 +117,6 @@ def _constants(spec: Spec, constants: object) -> tuple[str, ...]:
     names = tuple(cast("Iterable[object]", constants))
     unknown = [n for n in names if n not in spec.input_names]
     if unknown:
-        inputs = ", ".join(spec.input_names) or "none"
-        raise ArgumentError(f"constants: {', '.join(map(str, unknown))}: no input has that name; the inputs are {inputs}")
+        inputs, what = ", ".join(spec.input_names) or "none", ", ".join(map(str, unknown))
+        raise ArgumentError(f"constants: {what}: no input has that name; the inputs are {inputs}")
     return cast("tuple[str, ...]", names)

@@ -17,7 +17,6 @@ import shutil
 import stat
 import sys
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -27,11 +26,13 @@ from typing import Any
 
 from polyq.affine.errors import BuildError
 from polyq.build.compiler import Compiler
+from polyq.build.locks import ForkLock, lock_for
 from polyq.schedule.target import detect_machine
 
 __all__ = ["cache_folder", "digest", "find_library", "library_key", "read_memo", "source_digest", "write_memo"]
 
-_MARK = b"\0polyq\0\1"  # ends a library, before the SHA-256 of all that precedes it; loaders ignore what follows the ELF image
+#: Ends a library, before the SHA-256 of all that precedes it. Loaders ignore what follows the ELF image.
+_MARK = b"\0polyq\0\1"
 _ABANDONED = 24 * 3600.0  # seconds after which a build folder has no builder any more
 
 _log = logging.getLogger("polyq")
@@ -84,11 +85,11 @@ def _refusal(place: Path) -> str | None:
 
 
 _fallback: tuple[int, Path] | None = None
-_guard = threading.Lock()
+_guard = ForkLock()
 
 
 def _temporary(reason: str) -> Path:
-    global _fallback  # noqa: PLW0603 - one folder and one warning for the process
+    global _fallback  # one folder and one warning for the process
     with _guard:
         if _fallback is not None and _fallback[0] == os.getpid() and _fallback[1].is_dir():
             return _fallback[1]
@@ -147,7 +148,7 @@ def find_library(source: str, flags: tuple[str, ...], compiler: Compiler) -> Pat
     each compile, and the last rename stays. Raises :class:`BuildError` with the path of the kept source.
     """
     key = library_key(source, flags, compiler)
-    with _lock(key):
+    with lock_for(key):
         folder = cache_folder()
         path = folder / f"{key}.so"
         if _is_whole(path):
@@ -233,22 +234,3 @@ def write_memo(key: str, value: dict[str, Any]) -> None:
             os.replace(path, folder / f"{key}.json")
     except OSError as error:
         _log.warning("the memo could not be written: %s", error)
-
-
-# ---- one builder of a key at a time, within the process
-_locks: dict[str, threading.Lock] = {}
-
-
-def _lock(key: str) -> threading.Lock:
-    with _guard:
-        return _locks.setdefault(key, threading.Lock())
-
-
-def _forget_locks() -> None:
-    """In a forked child: a lock that another thread held stays locked for ever."""
-    global _guard  # noqa: PLW0603
-    _guard = threading.Lock()
-    _locks.clear()
-
-
-os.register_at_fork(after_in_child=_forget_locks)

@@ -34,20 +34,20 @@ _log = logging.getLogger("polyq")
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A C compiler: ``command`` starts it, ``path`` is the file that this runs, ``version`` the line it says of itself."""
+    """A C compiler: ``command`` starts it, ``path`` is the file this runs, ``version`` the line it says of itself."""
 
     command: tuple[str, ...]
     path: str
     version: str
 
-    def compile(self, folder: Path, source: str, library: str, flags: tuple[str, ...], limit: float | None = None) -> None:
+    def compile(self, folder: Path, source: str, library: str, flags: tuple[str, ...]) -> None:
         """Compile ``folder/source`` into the shared library ``folder/library``.
 
-        Raises :class:`BuildError` with the command and the compiler's output where it fails or takes more than ``limit``
-        seconds (:data:`TIME_LIMIT` by default). An interrupt ends the compiler, with all its children.
+        Raises :class:`BuildError` with the command and the compiler's output where it fails or takes more than
+        :data:`TIME_LIMIT` seconds. An interrupt ends the compiler, with all its children.
         """
         command = (*self.command, *OPTIMIZATION, *flags, source, "-o", library, "-lm")
-        limit = TIME_LIMIT if limit is None else limit
+        limit = TIME_LIMIT
         started = time.perf_counter()
         status, output = _run(command, folder, limit)
         said = output.strip()
@@ -74,7 +74,7 @@ def find_compiler() -> Compiler:
         command = tuple(shlex.split(wanted))
         path = shutil.which(command[0])
         if path is None:
-            raise CompilerNotFound(f"CC={wanted!r}: {command[0]!r} is no program that can be run; correct CC or unset it")
+            raise CompilerNotFound(f"CC={wanted!r}: {command[0]!r} cannot be run; correct CC or unset it")
         _refuse_fast_math(command, wanted)
         return _describe(command, path, _stamp(path))
     for name in _CANDIDATES:
@@ -91,8 +91,8 @@ def _refuse_fast_math(command: tuple[str, ...], wanted: str) -> None:
     bad = [option for option in command[1:] if option in {"-Ofast", "-ffast-math", "-funsafe-math-optimizations"}]
     if bad:
         raise BuildError(
-            f"CC={wanted!r}: {bad[0]} makes the whole process flush small numbers to zero and results differ from the spec; "
-            "leave it out (numerics= says what a kernel may change)"
+            f"CC={wanted!r}: {bad[0]} makes the whole process flush small numbers to zero, and results differ from "
+            "the spec; leave it out (numerics= says what a kernel may change)"
         )
 
 

@@ -6,22 +6,16 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
-from polyq.affine.arrays import Array, collect
-from polyq.affine.errors import ArgumentError, BuildError
+from polyq.affine.arrays import Array
+from polyq.affine.errors import ArgumentError
 from polyq.affine.spec import Spec, Tensor
 from polyq.build import binding
-from polyq.build.arguments import Results, Signature, aligned_copy, as_given, bound_params
+from polyq.build.arguments import aligned_copy, bound_params
+from polyq.build.executable import Executable
 from polyq.build.plan import Plan, ScheduleLike, make_schedule
 from polyq.build.timing import Timing, measure
-from polyq.schedule.target import detect_machine
 
 __all__ = ["Bound", "Kernel"]
-
-_STATUS = {1: "out of memory"}
-_KEPT_PARAMS = 4096  # parameter values whose C arrays are kept
-
 
 class Kernel:
     """A compiled program; call it with its inputs by name or position, and parameters by name.
@@ -42,15 +36,11 @@ class Kernel:
         constants: tuple[str, ...] = (),
         asked: Mapping[str, Any] | None = None,
     ) -> None:
-        self._program, self._plan, self._entry = program, plan, entry
+        self._program, self._plan = program, plan
         self._asked = dict(asked or {})
         self.spec: Spec = program if isinstance(program, Spec) else program.spec
         self.numerics, self.target, self.threads, self.constants = numerics, target, threads, constants
-        self._signature = Signature(self.spec)
-        self._results = Results(self.spec, self._signature.params)
-        self._places = self._argument_places()
-        self._pointers = binding.pointers(len(self._places))
-        self._param_arrays: dict[tuple[int, ...], Any] = {}
+        self.executable = Executable(self.spec, plan.module, entry)
         if not isinstance(program, Spec):
             self.__dict__["schedule"] = program
 
@@ -88,7 +78,7 @@ class Kernel:
         """Return the forward error bound against the oracle, elementwise and shaped like the outputs."""
         from polyq.affine import bounds
 
-        return bounds.error_bound(self.spec, self.numerics, **self._signature.by_name(args, named))
+        return bounds.error_bound(self.spec, self.numerics, **self.executable.signature.by_name(args, named))
 
     # ---- calls
     def __call__(self, /, *args: object, out: object = None, **named: object) -> Any:  # noqa: ANN401
@@ -98,58 +88,14 @@ class Kernel:
         """
         if self.constants:
             self._refuse_constants(args, named)
-        return self._run(*self._signature.take(args, named), out, None)
-
-    def _run(self, inputs: Sequence[Array], params: tuple[int, ...], out: object, threads: int | None) -> Any:  # noqa: ANN401
-        if self._entry is None:
-            raise self._cannot_run()
-        if out is None:
-            places = given = self._results.fresh(inputs, params)
-        else:
-            places, given = self._results.into(out, inputs, params)
-        shown = binding.ffi().from_buffer
-        buffers = self._pointers([shown(inputs[at] if at >= 0 else places[-1 - at]) for at in self._places])
-        entry, runtime = self._entry
-        status = entry(runtime, buffers, self._param_array(params), threads or self.threads)
-        if status:
-            raise MemoryError(f"kernel {self.spec.name}: {_STATUS.get(status, f'status {status}')} while it ran")
-        if places is not given:
-            for place, target in zip(places, given, strict=True):
-                if place is not target:
-                    np.copyto(target, place)
-        if out is not None:
-            return out if isinstance(out, np.ndarray) else collect(self.spec, as_given(self._results, given))
-        if len(given) == 1 and not self._results.bf16:
-            return given[0]
-        return collect(self.spec, as_given(self._results, given))
-
-    def _argument_places(self) -> list[int]:
-        """Return for each C buffer the position of its input, or ``-1 - position`` of its output."""
-        outputs, inputs = self.spec.output_names, self.spec.input_names
-        # an updated tensor is both: the kernel works on the output's copy
-        return [-1 - outputs.index(n) if n in outputs else inputs.index(n) for n in self._plan.module.buffers]
-
-    def _param_array(self, params: tuple[int, ...]) -> Any:  # noqa: ANN401
-        found = self._param_arrays.get(params)
-        if found is None:
-            values = dict(zip(self._signature.params, params, strict=True))
-            if len(self._param_arrays) >= _KEPT_PARAMS:
-                self._param_arrays.clear()
-            found = self._param_arrays[params] = binding.integers([values[n] for n in self._plan.module.params])
-        return found
-
-    def _cannot_run(self) -> BuildError:
-        missing = [f for f in self._plan.module.features if f not in detect_machine().features]
-        return BuildError(
-            f"kernel {self.spec.name} was made for target {self.target!r}: this CPU lacks {', '.join(missing)}. "
-            "Its .source is there to read and compile elsewhere; build with target='native' to call it here"
-        )
+        return self.executable.call(args, named, out, self.threads)
 
     def _refuse_constants(self, args: Sequence[object], named: Mapping[str, object]) -> None:
-        given = [n for n in self.constants if n in self._signature.by_name(args, named)]
+        given = [n for n in self.constants if n in self.executable.signature.by_name(args, named)]
         what = f"got {', '.join(given)} in a call" if given else "none was bound"
         example = ", ".join(f"{n}={n}" for n in self.constants)
-        raise ArgumentError(f"{', '.join(self.constants)}: constants of this kernel, {what}; use kernel.bind({example})")
+        names = ", ".join(self.constants)
+        raise ArgumentError(f"{names}: constants of this kernel, {what}; use kernel.bind({example})")
 
     def bind(self, **arrays: object) -> Bound:
         """Return a callable that holds a snapshot of some inputs, checked and laid out once."""
@@ -189,7 +135,7 @@ class Kernel:
             f"kernel {self.spec.name}({', '.join(map(str, self.inputs))}) -> {', '.join(map(str, self.outputs))}",
             f"  numerics     {self.numerics}",
             f"  target       {self.target}{f' ({chr(32).join(plan.module.features)})' if plan.module.features else ''}"
-            f"{'' if self._entry is not None else ', not on this CPU: source only'}",
+            f"{'' if self.executable.entry is not None else ', not on this CPU: source only'}",
             f"  threads      {threads}",
             f"  certificate  {plan.proof}",
         ]
@@ -213,12 +159,14 @@ class Bound:
     def __init__(self, kernel: Kernel, held: dict[str, Array]) -> None:
         self.kernel = kernel
         self._held = held
-        self._names = tuple(n for n in kernel.spec.input_names if n not in held)
+        names = kernel.spec.input_names
+        self._free = tuple(at for at, name in enumerate(names) if name not in held)
+        self._template = [held.get(name) for name in names]
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """The tensors that a call still takes, in order."""
-        return tuple(self.kernel.spec.tensor(name) for name in self._names)
+        return tuple(self.kernel.inputs[at] for at in self._free)
 
     @property
     def nbytes(self) -> int:
@@ -227,20 +175,41 @@ class Bound:
 
     def __call__(self, /, *args: object, out: object = None, **named: object) -> Any:  # noqa: ANN401
         """Compute the outputs from the remaining inputs; ``out`` as for the kernel."""
-        if len(args) > len(self._names):
+        kernel = self.kernel
+        values = self._values(args, named)
+        if values is None:
+            return kernel.executable.call((), self._merged(args, named), out, kernel.threads)
+        return kernel.executable.call(values, {}, out, kernel.threads)
+
+    def _values(self, args: Sequence[object], named: Mapping[str, object]) -> list[object] | None:
+        """Return all inputs in order, or ``None`` where what is given is not exactly what is missing."""
+        if len(args) + len(named) != len(self._free):
+            return None
+        values = list(self._template)
+        for at, value in zip(self._free, args):  # noqa: B905 - the named ones follow
+            values[at] = value
+        names = self.kernel.spec.input_names
+        for at in self._free[len(args) :]:
+            if names[at] not in named:
+                return None
+            values[at] = named[names[at]]
+        return values
+
+    def _merged(self, args: Sequence[object], named: Mapping[str, object]) -> dict[str, object]:
+        """Return all arguments by name; whatever is given twice or too much is refused."""
+        names = tuple(self.kernel.spec.input_names[at] for at in self._free)
+        if len(args) > len(names):
             raise ArgumentError(
-                f"{len(args)} arguments given by position: expected at most {len(self._names)} "
-                f"({', '.join(self._names) or 'none'}); bound are {', '.join(self._held)}"
+                f"{len(args)} arguments given by position: expected at most {len(names)} "
+                f"({', '.join(names) or 'none'}); bound are {', '.join(self._held)}"
             )
         again = [name for name in named if name in self._held]
         if again:
             raise ArgumentError(f"{', '.join(again)}: bound already; bind anew for other values")
-        twice = [name for name in self._names[: len(args)] if name in named]
+        twice = [name for name in names[: len(args)] if name in named]
         if twice:
             raise ArgumentError(f"{', '.join(twice)}: given by position and by name")
-        merged = {**self._held, **dict(zip(self._names, args, strict=False)), **named}
-        kernel = self.kernel
-        return kernel._run(*kernel._signature.take((), merged), out, None)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        return {**self._held, **dict(zip(names, args, strict=False)), **named}
 
     def __repr__(self) -> str:
         held = ", ".join(f"{name} {array.nbytes} B" for name, array in self._held.items())

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from polyq.affine.errors import ScheduleError
 from polyq.affine.spec import Spec
@@ -102,9 +102,9 @@ def make_plan(
 
 
 def _plan_from(memo: dict[str, Any]) -> Plan:
-    fields: dict[str, Any] = memo["module"]
-    module = Module(**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()})
-    return Plan(module, memo["explanation"], memo["proof"])
+    m: dict[str, Any] = memo["module"]
+    lists = (tuple[str, ...](m[name]) for name in ("buffers", "params", "flags", "features"))
+    return Plan(Module(m["entry"], m["source"], *lists), memo["explanation"], memo["proof"])
 
 
 def _memo_key(program: Spec | ScheduleLike, numerics: str, target: str) -> str | None:
@@ -133,11 +133,12 @@ def _write(value: object, parts: list[str]) -> None:
     if value is None or isinstance(value, (bool, int, float, str)):
         parts.append(f"{type(value).__name__}:{value!r}")
     elif isinstance(value, (tuple, list)):
-        _write_all("(", value, parts)
+        _write_all("(", cast("Iterable[object]", value), parts)
     elif isinstance(value, (set, frozenset)):
-        _write_all("{", sorted(map(canonical, value)), parts)
+        _write_all("{", sorted(map(canonical, cast("Iterable[object]", value))), parts)
     elif isinstance(value, Mapping):
-        _write_all("{", sorted((canonical(k), canonical(v)) for k, v in value.items()), parts)
+        pairs = cast("Mapping[object, object]", value).items()
+        _write_all("{", sorted((canonical(k), canonical(v)) for k, v in pairs), parts)
     elif dataclasses.is_dataclass(value):
         compared = [f.name for f in dataclasses.fields(value) if f.compare]
         _write_all(f"{type(value).__qualname__}(", [(name, getattr(value, name)) for name in compared], parts)

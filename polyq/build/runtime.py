@@ -5,23 +5,23 @@ It is compiled once into the cache and loaded once; every kernel gets a pointer 
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
 from polyq.build.binding import symbol
 from polyq.build.cache import find_library
 from polyq.build.compiler import find_compiler
+from polyq.build.locks import ForkLock
 
 __all__ = ["shared_runtime"]
 
-_guard = threading.Lock()
+_guard = ForkLock()
 _loaded: Any = None
 
 
 def shared_runtime() -> Any:  # noqa: ANN401 - a pointer of cffi
     """Return a pointer to the ``polyq_runtime`` of this process; compiled and loaded at the first call."""
-    global _loaded  # noqa: PLW0603 - two pools would use twice the cores
+    global _loaded  # two pools would use twice the cores
     with _guard:
         if _loaded is None:
             source = Path(__file__).with_name("runtime.c").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from polyq.affine.arrays import random_arrays
+from polyq.affine.arrays import Array, random_arrays
 from polyq.affine.errors import ArgumentError
 from polyq.affine.scalar import Apply, walk
 from polyq.affine.spec import Spec
@@ -101,24 +101,25 @@ def measure(
     first = {n: aligned_copy(spec.tensor(n), a) for n, a in random_arrays(spec, params, seed).items()}
     values = tuple(params[name] for name in spec.params)
     inputs = [first[name] for name in spec.input_names]
-    outputs = kernel._results.fresh(inputs, values)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    outputs = kernel.executable.results.fresh(inputs, values)
     size = sum(a.nbytes for a in (*inputs, *outputs))
     copies = _copies(size) if cold else 1
-    sets = [(inputs, outputs)]
+    sets: list[tuple[list[Array], list[Array]]] = [(inputs, outputs)]
     for _ in range(copies - 1):
         more = [aligned_copy(spec.tensor(n), first[n]) for n in spec.input_names]
         sets.append((more, [a.copy() for a in outputs]))
+    run, limit = kernel.executable.run, threads or kernel.threads
     times: list[float] = []
     started = time.perf_counter()
     while not _enough(len(times), repeats, time.perf_counter() - started, seconds):
         given, out = sets[len(times) % copies]
         before = time.perf_counter()
-        kernel._run(given, values, tuple(out), threads)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        run(given, values, out, limit)
         times.append(time.perf_counter() - before)
     if len(times) > copies:
         times = times[min(copies, len(times) - 5) :] if repeats is None else times
     return Timing(
-        spec.name, kernel.numerics, threads or kernel.threads, tuple(zip(spec.params, values, strict=True)),
+        spec.name, kernel.numerics, limit, tuple(zip(spec.params, values, strict=True)),
         tuple(sorted(times)), size, count_operations(spec, params), copies, copies * size > detect_machine().l3,
     )  # fmt: skip
 
