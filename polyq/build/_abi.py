@@ -1,6 +1,6 @@
 # pyright: basic, reportMissingImports=false
-# written by polyq.build.binding.write_types
 # ruff: noqa
+# written by polyq.build.binding.write_types
 import _cffi_backend
 
 ffi = _cffi_backend.FFI('polyq.build._abi',

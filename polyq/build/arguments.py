@@ -1,4 +1,4 @@
-"""What a caller gives and gets: inputs checked and made dense, outputs allocated or taken, overlap resolved.
+"""What a caller gives: inputs checked and made dense, parameters taken from their shapes.
 
 The common call (numpy arrays of the right dtype, dense and aligned) takes a short way through :class:`Signature`; every
 other one goes through :func:`polyq.affine.arrays.take_arguments`, which converts or explains.
@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from polyq.affine.arrays import (
     Array,
     bind_params,
-    caller_view,
     packed_extent,
     storage_shape,
     take_arguments,
     to_storage,
 )
 from polyq.affine.dtypes import info, numpy_dtype
-from polyq.affine.errors import ArgumentError, ArgumentTypeError
+from polyq.affine.errors import ArgumentError
 from polyq.affine.expr import Affine, Param
 from polyq.affine.spec import Spec, Tensor
 
-__all__ = ["Params", "Results", "Signature", "aligned_copy", "as_given", "bound_params"]
+__all__ = ["DENSE", "Params", "Signature", "aligned_copy", "bound_params"]
 
 _log = logging.getLogger("polyq")
 
@@ -34,8 +33,7 @@ Params = tuple[int, ...]
 
 
 #: numpy's flag bits C_CONTIGUOUS and ALIGNED (``numpy/ndarraytypes.h``): one number is read faster than two properties
-_DENSE = 0x0001 | 0x0100
-_OWNED = 0x0004  # OWNDATA
+DENSE = 0x0001 | 0x0100
 _ndarray = np.ndarray
 
 
@@ -100,7 +98,7 @@ class Signature:
         # the short way serves where shapes alone give all parameters, entry by entry
         self._short = all(i.axes is not None for i in inputs) and len(determined) == len(self.params)
         self._checks = [(i.dtype, i.shape, i) for i in inputs]
-        self._unknown = (-1,) * len(self.params)
+        self._unknown: list[int] = [-1] * len(self.params)
 
     def take(self, args: Sequence[object], named: Mapping[str, object]) -> tuple[list[Array], Params]:
         """Return the storage arrays of all inputs, dense and aligned, and the parameters in order of :attr:`params`.
@@ -125,11 +123,11 @@ class Signature:
 
     def _check(self, values: Sequence[Any]) -> Params | None:
         """Return the parameters if all values are arrays that a kernel can read as they are, else ``None``."""
-        params = list(self._unknown)
+        params = self._unknown.copy()
         for value, (dtype, expected, wanted) in zip(values, self._checks):  # noqa: B905 - hot, lengths were compared
             if type(value) is not _ndarray or (value.dtype is not dtype and value.dtype != dtype):
                 return None
-            if value.flags.num & _DENSE != _DENSE:
+            if value.flags.num & DENSE != DENSE:
                 return None
             shape = value.shape
             if expected is None:
@@ -169,131 +167,6 @@ def _dense(name: str, array: Array) -> Array:
     return np.array(array, order="C", copy=True)
 
 
-# ---- outputs
-class Results:
-    """How the outputs of one kernel are allocated, taken from ``out=``, and given back."""
-
-    def __init__(self, spec: Spec, params: Sequence[str]) -> None:
-        self.tensors = spec.outputs
-        self.params = tuple(params)
-        self.dtypes = [numpy_dtype(t.dtype) for t in self.tensors]
-        #: for each output the position of the input that it updates, or -1
-        self.updates = [spec.input_names.index(t.name) if t.name in spec.input_names else -1 for t in self.tensors]
-        self.updating = any(update >= 0 for update in self.updates)
-        self.bf16 = any(t.dtype == "bf16" for t in self.tensors)
-        constant = all(e.is_constant for t in self.tensors for e in t.extents)
-        self._constant = [storage_shape(t, {}) for t in self.tensors] if constant else None
-
-    def shapes(self, params: Params) -> list[tuple[int, ...]]:
-        """Return the storage shapes of all outputs."""
-        if self._constant is not None:
-            return self._constant
-        values = dict(zip(self.params, params, strict=True))
-        return [storage_shape(t, values) for t in self.tensors]
-
-    def fresh(self, inputs: Sequence[Array], params: Params) -> list[Array]:
-        """Return new arrays; one that updates an input starts as a copy of it."""
-        arrays = [np.empty(shape, dtype) for shape, dtype in zip(self.shapes(params), self.dtypes)]  # noqa: B905 - hot
-        if self.updating:
-            for array, update in zip(arrays, self.updates, strict=True):
-                if update >= 0:
-                    np.copyto(array, inputs[update])
-        return arrays
-
-    def into(self, out: object, inputs: Sequence[Array], params: Params) -> tuple[list[Array], list[Array]]:
-        """Return the arrays to compute in and the caller's arrays, which may be the same.
-
-        An ``out`` that is dense and shares no memory with an input is computed in directly, and so is one that is the
-        very input it updates; any other gets the result copied.
-        """
-        taken = self._taken(out, params)
-        for i, a in enumerate(taken[1:], 1):
-            for j, b in enumerate(taken[:i]):
-                if np.may_share_memory(a, b):
-                    one, two = self.tensors[j].name, self.tensors[i].name
-                    raise ArgumentError(f"out: the arrays for {one} and {two} overlap; give each memory of its own")
-        return [self._place(i, array, inputs) for i, array in enumerate(taken)], taken
-
-    def _place(self, i: int, array: Array, inputs: Sequence[Array]) -> Array:
-        update = self.updates[i]
-        flags = array.flags.num
-        usable = flags & _DENSE == _DENSE
-        for j, given in enumerate(inputs):
-            # two arrays that own their memory share it only if they are one
-            apart = array is not given and flags & given.flags.num & _OWNED
-            if usable and not apart and np.may_share_memory(array, given):
-                usable = j == update and _same_memory(array, given)
-        place = array if usable else np.empty(array.shape, array.dtype)
-        if update >= 0 and not (usable and _same_memory(array, inputs[update])):
-            np.copyto(place, inputs[update])
-        return place
-
-    def _taken(self, out: object, params: Params) -> list[Array]:
-        count = len(self.tensors)
-        given = cast("Sequence[object]", out) if isinstance(out, (tuple, list)) else (out,)
-        if len(given) != count:
-            names = ", ".join(t.name for t in self.tensors)
-            raise ArgumentError(f"out: expected {_counted(count)} ({names}), got {_counted(len(given))}")
-        pairs = zip(self.tensors, given, self.dtypes, self.shapes(params), strict=True)
-        return [_output(tensor, value, dtype, shape) for tensor, value, dtype, shape in pairs]
-
-
-def _counted(count: int) -> str:
-    return "one array" if count == 1 else f"a tuple of {count} arrays"
-
-
-def _same_memory(a: Array, b: Array) -> bool:
-    return a is b or (a.shape == b.shape and a.strides == b.strides and a.ctypes.data == b.ctypes.data)
-
-
-def _output(tensor: Tensor, value: object, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    """Check one array of ``out=`` and return it as storage."""
-    array = _writable(tensor, value)
-    if tensor.dtype == "bf16" and array.dtype.name == "bfloat16":
-        array = array.view(np.uint16)
-    if array.dtype is not dtype and array.dtype != dtype:
-        raise ArgumentTypeError(f"out: {tensor.name} expects dtype {dtype.name} ({tensor.dtype}), got {array.dtype}")
-    if array.shape != shape:
-        raise ArgumentError(f"out: {tensor.name} expects shape {shape}, got {array.shape}")
-    if not array.flags.writeable:
-        raise ArgumentError(f"out: the array for {tensor.name} is read-only; give one that can be written")
-    if 0 in array.strides and any(s == 0 and n > 1 for s, n in zip(array.strides, array.shape, strict=True)):
-        raise ArgumentError(f"out: the array for {tensor.name} is a broadcast view, several of its elements are one")
-    return array
-
-
-def _writable(tensor: Tensor, value: Any) -> Array:  # noqa: ANN401
-    """Return a view of a caller's output, never a copy."""
-    if type(value) is _ndarray:
-        return value
-    if isinstance(value, np.ma.MaskedArray):
-        raise ArgumentTypeError(f"out: {tensor.name} expects a plain array, a mask would be lost")
-    if isinstance(value, np.ndarray):
-        return np.asarray(value)
-    try:
-        if hasattr(value, "__array_interface__") and not isinstance(value, np.generic):
-            return np.asarray(value)
-        if hasattr(value, "__dlpack__") and hasattr(value, "__array__"):
-            # numpy shows DLPack arrays read-only until their protocol says otherwise; torch's own view is writable
-            shown = value.numpy() if hasattr(value, "numpy") else np.from_dlpack(value)
-            return np.asarray(shown)
-        if hasattr(value, "__dlpack__"):
-            return np.from_dlpack(value)
-        return np.asarray(memoryview(value))
-    except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        kind = type(value).__qualname__
-        raise ArgumentTypeError(
-            f"out: {tensor.name} expects a writable array on the CPU, got {kind}: {error}"
-        ) from error
-
-
-def as_given(results: Results, arrays: list[Array]) -> list[Array]:
-    """Return storage arrays as a caller sees them."""
-    if not results.bf16:
-        return arrays
-    return [caller_view(t, a) for t, a in zip(results.tensors, arrays, strict=True)]
-
-
 # ---- constants
 def bound_params(spec: Spec, arrays: Mapping[str, Array]) -> dict[str, int]:
     """Check the shapes of some inputs against each other; return the parameters that they determine."""
@@ -315,6 +188,6 @@ def aligned_copy(tensor: Tensor, value: object) -> Array:
         raise ArgumentError(f"{tensor.name}: expected {len(tensor.shape)} axes, got shape {logical}")
     memory = np.empty(source.nbytes + 64, np.uint8)
     start = -memory.ctypes.data % 64
-    copy = memory[start : start + source.nbytes].view(source.dtype).reshape(source.shape)
+    copy = np.ndarray(source.shape, source.dtype, memory, start)
     np.copyto(copy, source)
     return copy

@@ -97,5 +97,6 @@ def write_types(place: Path) -> None:
     builder.cdef(DECLARATIONS)
     builder.set_source("polyq.build._abi", None)
     builder.emit_python_code(str(place))
-    text = place.read_text().replace("# auto-generated file", "# written by polyq.build.binding.write_types\n# ruff: noqa")
-    place.write_text("# pyright: basic, reportMissingImports=false\n" + text)
+    _, _, text = place.read_text().partition("\n")
+    checks = "# pyright: basic, reportMissingImports=false\n# ruff: noqa\n"
+    place.write_text(f"{checks}# written by polyq.build.binding.write_types\n{text}")

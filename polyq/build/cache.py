@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -170,7 +170,7 @@ def find_library(source: str, flags: tuple[str, ...], compiler: Compiler) -> Pat
 
 
 @contextlib.contextmanager
-def _build_folder(folder: Path) -> Iterator[Path]:
+def _build_folder(folder: Path) -> Generator[Path]:
     """Give a folder inside the cache, on the same file system, that is gone afterwards whatever happens."""
     for old in folder.glob(".build-*"):
         with contextlib.suppress(OSError):

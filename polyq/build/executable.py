@@ -11,7 +11,8 @@ from polyq.affine.arrays import Array, collect
 from polyq.affine.errors import BuildError
 from polyq.affine.spec import Spec
 from polyq.build import binding
-from polyq.build.arguments import Params, Results, Signature, as_given
+from polyq.build.arguments import Params, Signature
+from polyq.build.outputs import Results
 from polyq.emit.module import Module
 from polyq.schedule.target import detect_machine
 
@@ -55,7 +56,7 @@ class Executable:
         if out is None:
             if len(given) == 1 and not self.results.bf16:
                 return given[0]
-            return collect(self.spec, as_given(self.results, given))
+            return collect(self.spec, self.results.as_given(given))
         for place, target in zip(places, given, strict=True):
             if place is not target:
                 np.copyto(target, place)

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from polyq.affine.arrays import Array
+import numpy as np
+
+from polyq.affine.arrays import Array, collect
 from polyq.affine.errors import ArgumentError
 from polyq.affine.spec import Spec, Tensor
 from polyq.build import binding
@@ -75,10 +77,16 @@ class Kernel:
         return self._plan.explanation
 
     def error_bound(self, *args: object, **named: object) -> Any:  # noqa: ANN401 - an array, or a tuple of them
-        """Return the forward error bound against the oracle, elementwise and shaped like the outputs."""
+        """Return the forward error bound against the oracle, elementwise and shaped like the outputs.
+
+        Under ``"strict"`` it is 0: the kernel computes what the oracle computes, bit by bit.
+        """
         from polyq.affine import bounds
 
-        return bounds.error_bound(self.spec, self.numerics, **self.executable.signature.by_name(args, named))
+        found = list(bounds.error_bound(self.spec, self.executable.signature.by_name(args, named)))
+        if self.numerics == "strict":
+            found = [np.zeros_like(bound) for bound in found]
+        return collect(self.spec, found)
 
     # ---- calls
     def __call__(self, /, *args: object, out: object = None, **named: object) -> Any:  # noqa: ANN401
@@ -161,7 +169,7 @@ class Bound:
         self._held = held
         names = kernel.spec.input_names
         self._free = tuple(at for at, name in enumerate(names) if name not in held)
-        self._template = [held.get(name) for name in names]
+        self._template: list[object] = [held.get(name) for name in names]
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -185,7 +193,7 @@ class Bound:
         """Return all inputs in order, or ``None`` where what is given is not exactly what is missing."""
         if len(args) + len(named) != len(self._free):
             return None
-        values = list(self._template)
+        values = self._template.copy()
         for at, value in zip(self._free, args):  # noqa: B905 - the named ones follow
             values[at] = value
         names = self.kernel.spec.input_names

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -62,7 +62,7 @@ class Plan:
 
 
 @contextmanager
-def phase(name: str) -> Iterator[None]:
+def phase(name: str) -> Generator[None]:
     """Log how long a phase took."""
     started = time.perf_counter()
     yield
@@ -92,9 +92,9 @@ def make_plan(
     if not getattr(certificate, "ok", True):
         raise ScheduleError(f"the schedule does not compute the spec; please report this: {certificate}", certificate)
     with phase("emit"):
-        from polyq import emit
+        import polyq.emit as emit_room
 
-        module: Module = emit.generate(schedule)
+        module: Module = emit_room.generate(schedule)
     plan = Plan(module, schedule.explain(), str(certificate).partition("\n")[0])
     if key:
         cache.write_memo(key, dataclasses.asdict(plan))

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from polyq.affine.arrays import Array, random_arrays
 from polyq.affine.errors import ArgumentError
 from polyq.affine.scalar import Apply, walk
@@ -107,7 +109,7 @@ def measure(
     sets: list[tuple[list[Array], list[Array]]] = [(inputs, outputs)]
     for _ in range(copies - 1):
         more = [aligned_copy(spec.tensor(n), first[n]) for n in spec.input_names]
-        sets.append((more, [a.copy() for a in outputs]))
+        sets.append((more, [np.array(a) for a in outputs]))
     run, limit = kernel.executable.run, threads or kernel.threads
     times: list[float] = []
     started = time.perf_counter()
