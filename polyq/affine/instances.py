@@ -98,7 +98,7 @@ class _Run:
         updates = math.prod(extents[d] for d in loops)
         accumulates = op.reduce is not None and not reads_itself
         if accumulates:
-            self.store[op.target] = self.arithmetic.begin(op, self.store[op.target], updates)
+            self.store[op.target] = _dense(self.arithmetic.begin(op, self.store[op.target], updates))
         for block in _blocks([extents[d] for d in vector], BLOCK):
             ranges = {d: np.arange(*span) for d, span in zip(vector, block, strict=True)}
             size = math.prod(len(r) for r in ranges.values())
@@ -109,7 +109,7 @@ class _Run:
                 env = dict(zip(loops, coordinates, strict=True)) if loops else {}
                 self._instances(env, len(points), ranges, updates)
         if accumulates:
-            self.store[op.target] = self.arithmetic.end(op, self.store[op.target])
+            self.store[op.target] = _dense(self.arithmetic.end(op, self.store[op.target]))
 
     def _instances(self, env: dict[str, Array], points: int, ranges: dict[str, Array], updates: int) -> None:
         """Run the box ``points x ranges``: axis 0 runs over the points of ``env``, axis ``1 + i`` over the i-th range."""
@@ -241,6 +241,12 @@ def _blocks(sizes: Sequence[int], limit: int) -> Iterator[tuple[tuple[int, int],
         else:
             for tail in _blocks(sizes[1:], limit):
                 yield (span, *tail)
+
+
+def _dense(value: Value) -> Value:
+    """Make arrays that can be written through a flat view: C-contiguous, no scalars, all of the value's shape."""
+    shape = value[0].shape
+    return tuple(np.asarray(v) if v.shape == shape else np.array(np.broadcast_to(v, shape), order="C") for v in value)
 
 
 def _broadcast(value: Value, box: tuple[int, ...]) -> Value:
