@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine, Dim, Param
-from polyq.affine.extents import Box, Shape, at_most, box_of, ends, written_shape
+from polyq.affine.extents import Box, NoEnd, Shape, at_most, box_of, ends, written_shape
 from polyq.affine.program import assemble, identity
 from polyq.affine.reader import Reader, check_name, index_value, names_in_order
 from polyq.affine.scalar import Load
@@ -179,10 +179,11 @@ def _box(s: Statement, state: _Shapes, known: Mapping[str, Tensor]) -> Box:
     accesses = [(s.target, s.index), *s.reads]
     others = [(n, i) for n, i in accesses if n in known or n != s.target]
     limits = ends(others, state.shapes)
-    if any(d not in limits for d in s.dims):  # what earlier statements made of the target bounds it too
-        for d, found in ends(accesses, state.shapes).items():
-            limits.setdefault(d, found)
-    box = box_of(s.dims, limits, s.where)
+    try:
+        box = box_of(s.dims, limits, s.where)
+    except NoEnd:  # what earlier statements made of the target may bound a dim that nothing else does
+        limits = {**ends(accesses, state.shapes), **limits}
+        box = box_of(s.dims, limits, s.where)
     if s.target not in known:
         state.grow(s.target, written_shape(s.index, box, limits, s.where))
     return box

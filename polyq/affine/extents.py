@@ -9,10 +9,14 @@ from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine, Constraint, Dim, FloorDiv
 from polyq.affine.sets import Domain
 
-__all__ = ["Access", "Box", "Shape", "alone", "at_most", "box_of", "largest", "written_shape"]
+__all__ = ["Access", "Box", "NoEnd", "Shape", "alone", "at_most", "box_of", "largest", "written_shape"]
 
 Shape = tuple[Affine, ...]
 Access = tuple[str, Shape]
+
+
+class NoEnd(SpecError):
+    """A dim has no end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ def _extents(
                     waiting.remove(d)
                     break
         if len(waiting) == before:
-            raise SpecError(
+            raise NoEnd(
                 f"the dim {waiting[0]} has no end: it indexes no tensor of known shape alone, and no constraint bounds "
                 f"it; add one, such as where {waiting[0]} < 8"
             )
@@ -156,14 +160,25 @@ def written_shape(
     narrow = tuple(c for c in where if c.expr.dims() <= set(kept))
     try:
         own = box_of(kept, {d: limits[d] for d in kept if d in limits}, narrow) if len(kept) < len(box.dims) else box
-    except SpecError:  # an end that only a constraint with a reduced dim gives
+    except NoEnd:  # an end that only a constraint with a reduced dim gives
         own = box
     extents = dict(zip(own.dims, own.extents, strict=True))
     own_where = [c for c in own.where if c.expr.dims() <= set(kept)]
-    exact = Domain.make(kept, [*_bounds(kept, {d: [extents[d]] for d in kept}), *own_where]) if own_where else None
+    domain = Domain.make(kept, [*_bounds(kept, {d: [extents[d]] for d in kept}), *own_where])
+    if own_where and domain.is_empty():
+        return tuple(Affine(0) for _ in index)
     shape: list[Affine] = []
     for entry in index:
-        top = exact.upper_affine(entry) if exact is not None else None
-        size = (largest(entry, extents) if top is None else top) + 1
+        simple = not own_where and len(entry.dims()) == sum(isinstance(a, Dim) for a in entry.atoms())
+        size = (largest(entry, extents) if simple else _exact_top(entry, domain, extents)) + 1
         shape.append(Affine(max(size.const, 0)) if size.is_constant else size)
     return tuple(shape)
+
+
+def _exact_top(entry: Affine, domain: Domain, extents: Mapping[str, Affine]) -> Affine:
+    """Return the largest value of ``entry``, or the least bound known where that is no single expression."""
+    top = domain.upper_affine(entry)
+    if top is not None:
+        return top
+    number = domain.max_of(entry)
+    return largest(entry, extents) if number is None else Affine(number)
