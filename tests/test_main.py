@@ -136,6 +136,7 @@ def test_the_largest_error_and_its_bound():
     assert command._error(np.array([1.0, 2.5]), np.array([1.1, 2.0]), np.array([0.0, 0.5]))[2] is False
     assert command._error(np.array([inf, nan]), np.array([inf, nan]), np.array([0.0, 0.0])) == (0.0, 0.0, True)
     assert command._error(np.array([nan]), np.array([1.0]), np.array([1.0]))[2] is False
+    assert command._error(np.array([nan, 2.0]), np.array([1.0, 2.0]), np.array([inf, 0.0]))[2] is True
     assert command._error(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros((0, 3))) == (0.0, 0.0, True)
     assert command._error(np.array(3.0), np.array(2.0), np.array(0.5)) == (1.0, 0.5, False)
 
@@ -167,7 +168,7 @@ def test_the_example_runs_and_computes_what_it_says():
     assert code.count("\n") <= 13
     scope = {}
     exec(code, scope)
-    a = {name: value.astype(np.float64) for name, value in scope["arrays"].items()}
+    a = {name: scope[name].astype(np.float64) for name in "wzsx"}
     expected = np.einsum("mgj,ngj->mn", a["x"], (a["w"] - a["z"][..., None]) * a["s"][..., None])
     assert scope["y"].shape == (1, 4096)
     assert np.max(np.abs(scope["y"] - expected)) < 1e-5 * np.max(np.abs(expected))
