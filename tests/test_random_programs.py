@@ -90,7 +90,7 @@ def domain(s: Stmt, shapes: dict[str, tuple[int, ...]], undeclared: set[str], ou
                 ends.setdefault(e, set()).add(n)
     where = [w for w in s.where if set(w) & set("ij") <= names]
     dims = [d for d in s.dims if d in names]
-    points = [dict(zip(dims, p, strict=True)) for p in itertools.product(range(16), repeat=len(dims))]
+    points = [dict(zip(dims, p, strict=True)) for p in itertools.product(range(4), repeat=len(dims))]
     points = [p for p in points if all(holds(w, p) for w in where)]
     for d, found in ends.items():
         others = [p for p in points if all(p[k] < min(e) for k, e in ends.items() if k in p and len(e) == 1)]
