@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import islpy as isl
@@ -101,6 +102,11 @@ def _affs(exprs: Sequence[Affine], dims: Sequence[str]) -> tuple[list[Any], Any]
 
 def _multi_aff(exprs: Sequence[Affine], dims: Sequence[str]) -> Any:
     """Return the map from points over ``dims`` to the values of ``exprs``."""
+    return _cached_multi_aff(tuple(exprs), tuple(dims))
+
+
+@lru_cache(maxsize=8192)
+def _cached_multi_aff(exprs: tuple[Affine, ...], dims: tuple[str, ...]) -> Any:
     affs, space = _affs(exprs, dims)
     result = isl.MultiAff.zero(isl.Space.map_from_domain_and_range(space, _like(space, len(exprs))))
     for position, aff in enumerate(affs):
@@ -113,6 +119,12 @@ def _like(space: Any, dims: int) -> Any:
 
 
 def _constrained(dims: Sequence[str], constraints: Sequence[Constraint]) -> Any:
+    """Return the points over ``dims`` where all constraints hold, for parameters that are at least 0."""
+    return _cached_constrained(tuple(dims), tuple(constraints))
+
+
+@lru_cache(maxsize=8192)
+def _cached_constrained(dims: tuple[str, ...], constraints: tuple[Constraint, ...]) -> Any:
     affs, space = _affs([c.expr for c in constraints], dims)
     result = isl.BasicSet.universe(space)
     for c, aff in zip(constraints, affs, strict=True):
@@ -595,18 +607,18 @@ def _flow_of_array(
     flows: dict[tuple[int, int], Relation],
     unwritten: dict[int, Domain],
 ) -> None:
-    access, order = isl.UnionMap.empty(_space((), 0)), isl.UnionMap.empty(_space((), 0))
-    must = access
-    for i in sinks:
-        access = access.union(_tagged(reads[i], reads[i].index, f"R{i}"))
-        order = order.union(_tagged(reads[i], (*reads[i].time, Affine(0)), f"R{i}"))
-    for i in sources:
-        must = must.union(_tagged(writes[i], writes[i].index, f"W{i}"))
-        order = order.union(_tagged(writes[i], (*writes[i].time, Affine(1)), f"W{i}"))
-    if must.is_empty():
+    if not sources:
         unwritten.update({i: reads[i].domain for i in sinks if not reads[i].domain.is_empty()})
         return
-    flow = isl.UnionAccessInfo.from_sink(access).set_must_source(must).set_schedule_map(order).compute_flow()
+    accesses = [*(reads[i] for i in sinks), *(writes[i] for i in sources)]
+    times = _essential_times(accesses)
+    tags = [*(f"R{i}" for i in sinks), *(f"W{i}" for i in sources)]
+    cells = [_tagged(a, a.index, tag) for a, tag in zip(accesses, tags, strict=True)]
+    order = [
+        _tagged(a, (*time, Affine(int(tag[0] == "W"))), tag) for a, time, tag in zip(accesses, times, tags, strict=True)
+    ]
+    info = isl.UnionAccessInfo.from_sink(_union(cells[: len(sinks)]))
+    flow = info.set_must_source(_union(cells[len(sinks) :])).set_schedule_map(_union(order)).compute_flow()
     for part in _maps(flow.get_must_dependence()):
         i, j = (int(part.get_tuple_name(kind)[1:]) for kind in (_IN, _OUT))
         raw = part.reset_tuple_id(_IN).reset_tuple_id(_OUT)
@@ -615,6 +627,63 @@ def _flow_of_array(
         j = int(part.get_tuple_name(_IN)[1:])
         if not part.is_empty():
             unwritten[j] = Domain(reads[j].domain.dims, part.domain().reset_tuple_id())
+
+
+def _essential_times(accesses: list[Access]) -> list[tuple[Affine, ...]]:
+    """Return times of one length that order the accesses to one cell as the given times do, as short as possible.
+
+    isl's flow analysis goes through the dims of the time one by one, so it is worth leaving out a dim that is the same
+    for all accesses that agree so far: a constant (the only child of a loop), or a function of the cell (the loop over
+    a tile that owns it). Accesses that differ in a constant are apart from there on.
+    """
+    result: list[list[Affine]] = [[] for _ in accesses]
+
+    def descend(members: list[int], position: int) -> None:
+        while position < len(accesses[members[0]].time):
+            column = [accesses[i].time[position] for i in members]
+            position += 1
+            if all(e.is_constant for e in column):
+                constants = sorted({e.const for e in column})
+                if len(constants) > 1:
+                    for value in constants:
+                        group = [i for i, e in zip(members, column, strict=True) if e.const == value]
+                        for i in group:
+                            result[i].append(Affine(value))
+                        descend(group, position)
+                    return
+            elif not _is_function_of_cell([accesses[i] for i in members], column):
+                for i, e in zip(members, column, strict=True):
+                    result[i].append(e)
+
+    descend(list(range(len(accesses))), 0)
+    length = max(map(len, result))
+    return [(*r, *(Affine(0) for _ in range(length - len(r)))) for r in result]
+
+
+def _is_function_of_cell(accesses: list[Access], exprs: list[Affine]) -> bool:
+    """Whether all accesses to one cell agree in the value of ``exprs`` (one expression for each access)."""
+    rank = len(accesses[0].index)
+    if any(all(a.index[k] == e for a, e in zip(accesses, exprs, strict=True)) for k in range(rank)):
+        return True
+    total: Relation | None = None
+    seen: set[tuple[int, Affine, tuple[Affine, ...]]] = set()
+    for a, e in zip(accesses, exprs, strict=True):
+        if (id(a.domain), e, a.index) in seen:
+            continue
+        seen.add((id(a.domain), e, a.index))
+        cells = Relation.function(a.domain, a.index, [str(k) for k in range(rank)])
+        values = cells.inverse().compose(Relation.function(a.domain, [e], ["value"]))
+        if not values.is_single_valued():
+            return False
+        total = values if total is None else total.union(values)
+    return total is None or total.is_single_valued()
+
+
+def _union(maps: Sequence[Any]) -> Any:
+    result = maps[0]
+    for m in maps[1:]:
+        result = result.union(m)
+    return result
 
 
 def _maps(union: Any) -> list[Any]:

@@ -49,9 +49,9 @@ class Violation:
 
     def __str__(self) -> str:
         lines = [f"{self.kind}: {self.message}"]
-        if self.instances:
+        if self.instances or self.params:
             at = f" at {', '.join(f'{p}={v}' for p, v in self.params)}" if self.params else ""
-            lines.append(f"  witness{at}: {' and '.join(map(str, self.instances))}")
+            lines.append(f"  witness{at}" + (f": {' and '.join(map(str, self.instances))}" if self.instances else ""))
         return "\n".join([*lines, *(f"  {line}" for line in self.nest.splitlines())])
 
 
