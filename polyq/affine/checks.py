@@ -43,6 +43,20 @@ def format_point(dims: Mapping[str, int], params: Mapping[str, int] | None = Non
     return point + (f" (with {', '.join(f'{k} = {v}' for k, v in params.items())})" if params else "")
 
 
+def first_point(domain: Domain) -> tuple[dict[str, int], dict[str, int]] | None:
+    """Return the lexicographically least point, parameters first, as (dims, parameters); the dims are bounded below."""
+    found = domain.sample()
+    if found is None:
+        return None
+    dims, params = found
+    for values, make in ((params, Affine.param), (dims, Affine.dim)):
+        for name in values:
+            least = domain.min_of(make(name))
+            values[name] = values[name] if least is None else least
+            domain = domain.constrain([Constraint(make(name) - values[name], equality=True)])
+    return dims, params
+
+
 def _format_access(tensor: str, index: tuple[Affine, ...]) -> str:
     return f"{tensor}[{', '.join(map(str, index))}]" if index else tensor
 
@@ -90,7 +104,7 @@ def _outside(
     op: Op, domain: Domain, access: tuple[str, tuple[Affine, ...]], position: int, extent: Affine, good: Constraint
 ) -> str:
     bad = domain.constrain([Constraint(-good.expr - 1)])
-    point = bad.sample() or ({}, {})
+    point = first_point(bad) or ({}, {})
     name, index = access
     entry = index[position]
     value = entry.evaluate(*point)
@@ -136,7 +150,7 @@ def check_single_writes(op: Op) -> None:
     domain = domain_of(op)
     same = _meeting(op, op.index, op.index)
     for pair in _ordered_pairs(op, domain, domain):
-        found = pair.constrain(same).sample()
+        found = first_point(pair.constrain(same))
         if found is not None:
             point, params = found
             early = {d: point[p] for d, p in _primed(op).items()}
@@ -207,7 +221,7 @@ def _unwritten_read(tensor: Tensor, op: Op, everything: Domain, done: Domain | N
             for pair in _ordered_pairs(op, domain, domain):
                 earlier = pair.constrain(_meeting(op, op.index, load.index))
                 bad = bad.subtract(earlier.project_onto(op.dims))
-        found = bad.sample()
+        found = first_point(bad)
         if found is not None:
             point, params = found
             cell = tuple(Affine(e.evaluate(point, params)) for e in load.index)

@@ -11,7 +11,7 @@ from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine, Dim, Param
 from polyq.affine.extents import Box, NoEnd, Shape, at_most, box_of, ends, written_shape
 from polyq.affine.program import assemble, identity
-from polyq.affine.reader import Reader, check_name, index_value, names_in_order
+from polyq.affine.reader import Reader, bare_names, check_name, index_value
 from polyq.affine.scalar import Load
 from polyq.affine.spec import Op, Spec, Tensor
 from polyq.affine.statements import Statement, index_of, located
@@ -63,7 +63,7 @@ def _with_scalars(known: Mapping[str, Tensor], statements: Sequence[Statement]) 
     made: list[Statement] = []
     for s in statements:
         with located(s.place):
-            bare = {n.id for n in names_in_order(s.body)} - {n for n, _ in s.reads} - set(s.dims)
+            bare = {n.id for n in bare_names(s.body)} - set(s.dims)
             scalars = tuple((n, ()) for n in sorted(bare) if n in ranks)
             reads = s.reads + scalars
             for name, index in [(s.target, s.index), *reads]:

@@ -15,8 +15,8 @@ from polyq.affine.scalar import Const, Index
 from polyq.affine.values import FUNCTION_NAMES, NUMBERS, Value, call, combine, literal
 
 __all__ = [
-    "RESERVED", "Reader", "affine", "check_name", "constraints", "expressions", "index_value", "names_in_order",
-    "parse_expression", "source", "subscripts",
+    "RESERVED", "Reader", "affine", "bare_names", "check_name", "constraints", "expressions", "index_value",
+    "names_in_order", "parse_expression", "source", "subscripts",
 ]  # fmt: skip
 
 #: names that no tensor, dim or parameter may have: arguments of calls, functions and dtypes
@@ -138,6 +138,12 @@ def names_in_order(node: ast.expr) -> Iterator[ast.Name]:
     called = {id(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)}
     names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and id(n) not in called]
     yield from sorted(names, key=lambda n: (n.lineno, n.col_offset))
+
+
+def bare_names(node: ast.expr) -> Iterator[ast.Name]:
+    """Yield the names that are neither called nor subscripted."""
+    subscripted = {id(n.value) for n in ast.walk(node) if isinstance(n, ast.Subscript)}
+    yield from (n for n in names_in_order(node) if id(n) not in subscripted)
 
 
 def subscripts(node: ast.expr) -> tuple[ast.expr, ...]:
