@@ -70,9 +70,8 @@ def check_rank(tensor: Tensor, index: tuple[Affine, ...]) -> None:
     """Raise unless there is one subscript for each axis."""
     if len(index) != len(tensor.shape):
         place = f"operand {_format_access(tensor.name, index)}"
-        raise SpecError(
-            f"{place}: {tensor} has {_count(len(tensor.shape), 'axis', 'axes')}, got {len(index)} subscripts"
-        )
+        axes = _count(len(tensor.shape), "axis", "axes")
+        raise SpecError(f"{place}: {tensor} has {axes}, got {_count(len(index), 'subscript', 'subscripts')}")
 
 
 def check_bounds(op: Op, tensors: Mapping[str, Tensor]) -> None:
