@@ -592,10 +592,14 @@ def value_flow(
     """
     flows: dict[tuple[int, int], Relation] = {}
     unwritten: dict[int, Domain] = {}
-    for array in dict.fromkeys(r.array for r in reads):
-        sinks = [i for i, r in enumerate(reads) if r.array == array]
-        sources = [i for i, w in enumerate(writes) if w.array == array]
-        _flow_of_array(reads, writes, sinks, sources, flows, unwritten)
+    sinks: dict[str, list[int]] = {}
+    sources: dict[str, list[int]] = {}
+    for position, r in enumerate(reads):
+        sinks.setdefault(r.array, []).append(position)
+    for position, w in enumerate(writes):
+        sources.setdefault(w.array, []).append(position)
+    for array, found in sinks.items():
+        _flow_of_array(reads, writes, found, sources.get(array, []), flows, unwritten)
     return flows, unwritten
 
 

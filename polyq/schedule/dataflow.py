@@ -59,15 +59,22 @@ def flow_of(program: Program) -> Flow:
         readers += [((position, operand), a) for operand, a in zip(s.operands, s.reads, strict=True)]
         writers.append((position, s.write))
     depth = len(program.statements[0].time) if program.statements else 1
+    written = {a.array for _, a in writers}
+    constant = {b.name: _whole(b, -1, depth) for b in program.nest.buffers if b.kind == "input" and b.name not in written}
     for buffer in program.nest.buffers:
-        if buffer.kind in ("input", "inout"):
+        if buffer.kind in ("input", "inout") and buffer.name not in constant:
             writers.append((buffer.name, _whole(buffer, -1, depth)))
         if buffer.kind in ("output", "inout"):
             readers.append((("output", buffer.name), _whole(buffer, len(program.nest.body), depth)))
-    found, unwritten = value_flow([a for _, a in readers], [a for _, a in writers])
-    edges = {(writers[w][0], readers[r][0]): relation for (w, r), relation in found.items()}
+    searched = [(reader, a) for reader, a in readers if a.array not in constant]
+    found, unwritten = value_flow([a for _, a in searched], [a for _, a in writers])
+    edges = {(writers[w][0], searched[r][0]): relation for (w, r), relation in found.items()}
+    for reader, a in readers:
+        if a.array in constant:  # every read gets what came in
+            cells = constant[a.array].domain
+            edges[a.array, reader] = Relation.function(a.domain, a.index, cells.dims).inverse()
     copies = [i for i, s in enumerate(program.statements) if not s.assign.op]
-    return Flow(_without_copies(edges, copies), {readers[r][0]: d for r, d in unwritten.items()})
+    return Flow(_without_copies(edges, copies), {searched[r][0]: d for r, d in unwritten.items()})
 
 
 def _whole(buffer: Buffer, time: int, depth: int) -> Access:
