@@ -362,7 +362,13 @@ def collect(spec: Spec, values: Sequence[Array]) -> Any:
 
 @lru_cache(maxsize=256)
 def _outputs_type(names: tuple[str, ...]) -> Any:
-    return namedtuple("Outputs", names, rename=True)
+    kind = namedtuple("Outputs", names, rename=True)
+    setattr(kind, "__reduce__", lambda self: (_outputs, (names, tuple(self))))  # noqa: B010 - pickle finds no such class
+    return kind
+
+
+def _outputs(names: tuple[str, ...], values: Sequence[Array]) -> Any:
+    return _outputs_type(names)(*values)
 
 
 # ---- random data
