@@ -174,8 +174,8 @@ def bound_params(spec: Spec, arrays: Mapping[str, Array]) -> dict[str, int]:
     known: set[str] = set()
     for tensor in tensors:
         extents = tensor.extents[:-1] if info(tensor.dtype).packed else tensor.extents
-        if len(arrays[tensor.name].shape) == len(tensor.extents):
-            known |= {p for e in extents if (p := _parameter(e)) is not None}
+        known |= {p for e in extents if (p := _parameter(e)) is not None}
+    # the others' shapes hang on parameters that only a call gives
     checked = tuple(t for t in tensors if all(e.params() <= known for e in t.extents))
     part = Spec(spec.name, checked, (), tuple(t.name for t in checked), ())
     return bind_params(part, {t.name: arrays[t.name].shape for t in checked}, {})

@@ -7,12 +7,14 @@
  */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef void (*polyq_body)(void *argument, int thread, int threads);
 
@@ -36,7 +38,6 @@ typedef struct {
 #include <limits.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 /* Sleep unless *word differs from value already; may return early. */
 static void sleep_while(_Atomic uint32_t *word, uint32_t value) {
@@ -89,39 +90,45 @@ static uint32_t spin_while(_Atomic uint32_t *word, uint32_t value, int64_t limit
 
 /* ---- the pool ---- */
 
-enum { MAX_WORKERS = 1023, WORKER_SPIN = 1000000, CALLER_SPIN = 50000, STACK_BYTES = 4 << 20 };
+enum { MAX_WORKERS = 1023, WORKER_SPIN = 1000000, CALLER_SPIN = 50000, STACK_BYTES = 4 << 20, LINE = 64 };
+
+typedef struct {
+  _Atomic uint32_t job;      /* grows by one for each job that this worker takes part in */
+  _Atomic uint32_t sleeps;   /* whether it may be asleep on `job` */
+  uint32_t seen;             /* `job` when the worker was made */
+} __attribute__((aligned(LINE))) worker;
 
 static struct {
-  pthread_mutex_t owner;             /* held while a job runs, and while the process forks */
-  _Atomic uint32_t job;              /* number of the current job */
-  _Atomic uint32_t unanswered;       /* workers that have not answered it */
-  _Atomic uint32_t sleepers;         /* workers that sleep on `job` */
-  _Atomic uint32_t caller_sleeps;
+  pthread_mutex_t owner;     /* held while a job runs, and while the process forks */
   polyq_body body;
   void *argument;
-  int threads;                       /* that take part in the job; the caller is thread 0 */
-  int workers;                       /* that exist */
-  uint32_t seen[MAX_WORKERS + 1];    /* the job that was current when a worker was made */
+  int threads;               /* that take part in the job; the caller is thread 0 */
+  int workers;               /* that exist */
+  int cores;                 /* that this process may use */
+  _Atomic uint32_t unanswered __attribute__((aligned(LINE))); /* parts of the job that are not done */
+  _Atomic uint32_t caller_sleeps;
+  worker worker[MAX_WORKERS + 1]; /* by number of thread */
 } pool = {.owner = PTHREAD_MUTEX_INITIALIZER};
 
 static void *work(void *argument) {
   int thread = (int)(intptr_t)argument;
-  uint32_t last = pool.seen[thread];
+  worker *self = &pool.worker[thread];
+  uint32_t last = self->seen;
+  int64_t spin = WORKER_SPIN;
 #if defined(__x86_64__)
   __builtin_ia32_ldmxcsr(0x1f80); /* rounding to nearest, denormals kept, whatever the thread that made this one uses */
 #endif
   for (;;) {
-    uint32_t now = spin_while(&pool.job, last, WORKER_SPIN);
+    uint32_t now = spin_while(&self->job, last, spin);
     while (now == last) {
-      atomic_fetch_add(&pool.sleepers, 1);
-      sleep_while(&pool.job, last);
-      atomic_fetch_sub(&pool.sleepers, 1);
-      now = atomic_load(&pool.job);
+      atomic_store(&self->sleeps, 1);
+      sleep_while(&self->job, last);
+      atomic_store(&self->sleeps, 0);
+      now = atomic_load(&self->job);
     }
     last = now;
-    if (thread < pool.threads) pool.body(pool.argument, thread, pool.threads);
-    /* Every worker answers every job, also one without a part in it: else a late one could take part in the next
-     * job twice. */
+    spin = pool.threads <= pool.cores ? WORKER_SPIN : 0; /* with more threads than cores it would hold up the others */
+    pool.body(pool.argument, thread, pool.threads);
     if (atomic_fetch_sub(&pool.unanswered, 1) == 1 && atomic_load(&pool.caller_sleeps)) wake_all(&pool.unanswered);
   }
   return NULL;
@@ -131,14 +138,12 @@ static void before_fork(void) { pthread_mutex_lock(&pool.owner); }
 static void in_parent(void) { pthread_mutex_unlock(&pool.owner); }
 static void in_child(void) { /* has no workers: forget them, and let the next job make new ones */
   pthread_mutex_init(&pool.owner, NULL);
-  atomic_store(&pool.unanswered, 0);
-  atomic_store(&pool.sleepers, 0);
   atomic_store(&pool.caller_sleeps, 0);
   pool.workers = 0;
   reset_sleep();
 }
 
-/* Make workers until there are `wanted`; return how many there are. No job is published meanwhile. */
+/* Make workers until there are `wanted`; return how many there are. */
 static int make_workers(int wanted) {
   if (pool.workers >= wanted) return pool.workers;
   pthread_attr_t attributes;
@@ -151,13 +156,31 @@ static int make_workers(int wanted) {
   while (pool.workers < wanted) {
     pthread_t id;
     int thread = pool.workers + 1;
-    pool.seen[thread] = atomic_load(&pool.job);
+    worker *w = &pool.worker[thread];
+    w->seen = atomic_load(&w->job);
+    atomic_store(&w->sleeps, 0);
     if (pthread_create(&id, &attributes, work, (void *)(intptr_t)thread)) break;
     pool.workers = thread;
   }
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   pthread_attr_destroy(&attributes);
   return pool.workers;
+}
+
+/* Wait for the other parts: they end about when the caller's own does, so it spins first. */
+static void join(int64_t spin) {
+  uint32_t left;
+  int64_t end = nanoseconds() + spin;
+  while ((left = atomic_load_explicit(&pool.unanswered, memory_order_acquire))) {
+    int64_t rest = end - nanoseconds();
+    if (rest > 0) {
+      spin_while(&pool.unanswered, left, rest);
+      continue;
+    }
+    atomic_store(&pool.caller_sleeps, 1);
+    if ((left = atomic_load(&pool.unanswered))) sleep_while(&pool.unanswered, left);
+    atomic_store(&pool.caller_sleeps, 0);
+  }
 }
 
 static void run(polyq_body body, void *argument, int threads) {
@@ -176,22 +199,24 @@ static void run(polyq_body body, void *argument, int threads) {
   pool.body = body;
   pool.argument = argument;
   pool.threads = threads;
-  atomic_store(&pool.unanswered, (uint32_t)workers);
-  atomic_fetch_add(&pool.job, 1);
-  if (atomic_load(&pool.sleepers)) wake_all(&pool.job);
-  body(argument, 0, threads);
-  int64_t end = nanoseconds() + CALLER_SPIN;
-  uint32_t left;
-  while ((left = atomic_load_explicit(&pool.unanswered, memory_order_acquire))) {
-    if (nanoseconds() < end) {
-      spin_while(&pool.unanswered, left, CALLER_SPIN);
-      continue;
-    }
-    atomic_store(&pool.caller_sleeps, 1);
-    if ((left = atomic_load(&pool.unanswered))) sleep_while(&pool.unanswered, left);
-    atomic_store(&pool.caller_sleeps, 0);
+  atomic_store(&pool.unanswered, (uint32_t)threads - 1);
+  for (int thread = 1; thread < threads; thread++) {
+    worker *w = &pool.worker[thread];
+    atomic_fetch_add(&w->job, 1);
+    if (atomic_load(&w->sleeps)) wake_all(&w->job);
   }
+  body(argument, 0, threads);
+  join(threads <= pool.cores ? CALLER_SPIN : 0);
   pthread_mutex_unlock(&pool.owner);
+}
+
+static int usable_cores(void) {
+#ifdef __linux__
+  cpu_set_t mine;
+  if (sched_getaffinity(0, sizeof mine, &mine) == 0) return CPU_COUNT(&mine);
+#endif
+  long online = sysconf(_SC_NPROCESSORS_ONLN);
+  return online > 0 ? (int)online : 1;
 }
 
 /* ---- buffers of threads ---- */
@@ -250,6 +275,7 @@ const polyq_runtime polyq_shared_runtime = {run, workspace, scratch};
 
 /* At load, once: a handler that is registered later could miss a fork. */
 __attribute__((constructor)) static void start(void) {
+  pool.cores = usable_cores();
   pthread_key_create(&key, free_buffers);
   pthread_atfork(before_fork, in_parent, in_child);
 }
