@@ -1,0 +1,249 @@
+"""Rewrites from spec to spec.
+
+Each keeps the meaning of the program in exact arithmetic: ``split`` and ``inline`` and ``copy_of`` also keep every
+rounding; ``partial_sums`` and ``factor`` change the order of a sum or move a factor out of it, so they need a numerics
+mode that allows it. Rewrites only ever add temporaries; inputs, outputs and their meaning stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from polyq.affine import dtypes
+from polyq.affine.errors import ScheduleError
+from polyq.affine.expr import Affine, Constraint, Dim
+from polyq.affine.scalar import Const, Index, Load, Scalar, map_scalar, substitute_dims, walk
+from polyq.affine.spec import Op, Spec, Tensor
+
+__all__ = ["accumulate", "copy_of", "identity", "inline", "partial_sums", "split"]
+
+
+def fresh(taken: Iterable[str], stem: str) -> str:
+    """Return ``stem``, or the first of ``stem_2``, ``stem_3``, ... that is not taken."""
+    used = set(taken)
+    candidate, count = stem, 1
+    while candidate in used:
+        count += 1
+        candidate = f"{stem}_{count}"
+    return candidate
+
+
+def tensor_names(spec: Spec) -> set[str]:
+    """Return all names that a new tensor or op must differ from."""
+    return {t.name for t in spec.all_tensors} | {op.name for op in spec.ops}
+
+
+def entry(e: Affine) -> int | str:
+    """Return a shape entry."""
+    return e.const if e.is_constant else str(e)
+
+
+def identity(reduce: str, dtype: str) -> Const:
+    """Return the start value of a reduction: 0, 1, or the extreme of the type.
+
+    >>> identity("max", "f32").value, identity("min", "u8").value
+    (-inf, 255)
+    """
+    if reduce in ("+", "*"):
+        number = 0 if reduce == "+" else 1
+        return Const(float(number) if dtypes.is_float(dtype) else number, dtype)
+    if dtypes.is_float(dtype):
+        return Const(float("-inf") if reduce == "max" else float("inf"), dtype)
+    return Const(dtypes.value_range(dtype)[0 if reduce == "max" else 1], dtype)
+
+
+def substitute(op: Op, dims: Mapping[str, Affine]) -> Op:
+    """Return the op with dims replaced in subscripts, body and constraints (``dims`` and ``extents`` stay)."""
+    return replace(
+        op,
+        index=tuple(e.substitute(dims) for e in op.index),
+        body=substitute_dims(op.body, dict(dims)),
+        where=tuple(c.substitute(dims) for c in op.where),
+    )
+
+
+def split(spec: Spec, name: str, dim: str, factor: int, outer: str | None = None, inner: str | None = None) -> Spec:
+    """Replace a dim by two.
+
+    rewrite: ``for k < K: S(k)`` -> ``for ko < ceil(K/f): for ki < f where f*ko + ki < K: S(f*ko + ki)``
+    requires: nothing; the instances and their order stay the same.
+    """
+    op = spec.op(name)
+    if dim not in op.dims:
+        raise ScheduleError(f"split({name!r}, {dim!r}): op {name} has the dims {', '.join(op.dims)}")
+    if factor < 1:
+        raise ScheduleError(f"split({name!r}, {dim!r}, {factor}): the factor must be at least 1")
+    at = op.dims.index(dim)
+    outer = outer or fresh(op.dims, f"{dim}o")
+    inner = inner or fresh((*op.dims, outer), f"{dim}i")
+    point = Affine.dim(outer) * factor + Affine.dim(inner)
+    extent = op.extents[at]
+    changed = substitute(op, {dim: point})
+    where = changed.where
+    if extent % factor != Affine(0):
+        where = (*where, Constraint(extent - 1 - point))
+    ranges = {inner: (0, factor - 1)}
+    changed = replace(
+        changed,
+        dims=(*op.dims[:at], outer, inner, *op.dims[at + 1 :]),
+        extents=(*op.extents[:at], (extent + factor - 1) // factor, Affine(factor), *op.extents[at + 1 :]),
+        where=where,
+    )
+    return _replace_op(spec, name, (simplified(changed, ranges),))
+
+
+def simplified(op: Op, ranges: Mapping[str, tuple[int, int]]) -> Op:
+    """Simplify floors in subscripts with known ranges of dims."""
+
+    def leaf(node: Const | Index | Load) -> Scalar:
+        return replace(node, index=tuple(e.simplify(ranges) for e in node.index)) if isinstance(node, Load) else node
+
+    return replace(op, index=tuple(e.simplify(ranges) for e in op.index), body=map_scalar(op.body, leaf))
+
+
+def _replace_op(spec: Spec, name: str, ops: tuple[Op, ...], tensors: tuple[Tensor, ...] = ()) -> Spec:
+    at = next(i for i, op in enumerate(spec.ops) if op.name == name)
+    return spec.with_ops((*spec.ops[:at], *ops, *spec.ops[at + 1 :]), (*spec.all_tensors, *tensors))
+
+
+def inline(spec: Spec, tensor: str) -> Spec:
+    """Compute a temporary where it is read.
+
+    rewrite: ``d[i] = f(i); y += d[g(j)]`` -> ``y += f(g(j))``
+    requires: 1. ``tensor`` is a temporary with one writer, an assignment; 2. its subscripts are distinct dims, all of
+    the writer's dims; 3. the writer's inputs are not written between writer and reader; 4. every read cell is written.
+    """
+    writer = inlinable(spec, tensor)
+    if isinstance(writer, str):
+        raise ScheduleError(f"inline({tensor!r}): {writer}")
+    dims = [next(iter(e.dims())) for e in writer.index]
+
+    def leaf(node: Const | Index | Load) -> Scalar:
+        if isinstance(node, Load) and node.tensor == tensor:
+            return substitute_dims(writer.body, dict(zip(dims, node.index, strict=True)))
+        return node
+
+    ops = tuple(replace(op, body=map_scalar(op.body, leaf)) for op in spec.ops if op.name != writer.name)
+    return spec.with_ops(ops, tuple(t for t in spec.all_tensors if t.name != tensor))
+
+
+def inlinable(spec: Spec, tensor: str) -> Op | str:
+    """Return the writer of ``tensor`` if its body can stand where it is read, else the reason why not."""
+    writers = spec.writers(tensor)
+    if tensor not in {t.name for t in spec.temporaries}:
+        return f"{tensor} is an input or an output"
+    if len(writers) != 1 or writers[0].reduce is not None or writers[0].where:
+        return f"{tensor} is written by {len(writers)} op(s), with a reduction or a constraint"
+    writer = writers[0]
+    plain = all(len(e.terms) == 1 and e.const == 0 and e.terms[0][1] == 1 and isinstance(e.terms[0][0], Dim) for e in writer.index)
+    if not plain or len({str(e) for e in writer.index}) != len(writer.dims):
+        return f"the subscripts of {tensor} in its writer are not its dims, each once"
+    if any(r.tensor == tensor for r in writer.reads):
+        return f"{tensor} is read by its own writer"
+    start = spec.ops.index(writer)
+    sources = {r.tensor for r in writer.reads}
+    last = max((i for i, op in enumerate(spec.ops) if any(r.tensor == tensor for r in op.reads)), default=start)
+    if any(op.target in sources for op in spec.ops[start + 1 : last + 1]):
+        return f"what {tensor} is computed from is written before its last reader"
+    return writer
+
+
+def partial_sums(spec: Spec, name: str, keep: Sequence[str], tensor: str | None = None) -> Spec:
+    """Split a reduction in two: partial results that keep some reduced dims, then their combination.
+
+    rewrite: ``y[p] += f(p, k, l)`` -> ``y.part[p, l] += f(p, k, l); y[p] += y.part[p, l]``
+    requires: an associative and commutative operator (floats: a mode that allows another order).
+    proof: the instances (p, k, l) map one to one to the partial sums' updates, each of which enters ``y[p]`` once.
+    """
+    op = spec.op(name)
+    reduced = op.reduced
+    if op.reduce is None or not set(keep) <= set(reduced):
+        raise ScheduleError(f"partial_sums({name!r}, {list(keep)}): {name} reduces over ({', '.join(reduced)}) with {op.reduce}")
+    kept = tuple(d for d in op.dims if d not in reduced or d in keep)
+    part = tensor or fresh(tensor_names(spec), f"{op.target}.part")
+    dtype = spec.tensor(op.target).dtype
+    extents = tuple(op.extent(d) for d in kept)
+    index = tuple(Affine.dim(d) for d in kept)
+    start = Op(f"{part}.init", kept, extents, part, index, identity(op.reduce, dtype))
+    inner_dims = (*kept, *(d for d in op.dims if d not in kept))
+    inner = replace(op, name=part, dims=inner_dims, extents=tuple(op.extent(d) for d in inner_dims), target=part, index=index)
+    outside = tuple(c for c in op.where if c.expr.dims() <= set(kept))
+    total = replace(op, dims=kept, extents=extents, body=Load(part, index, dtype), where=outside)
+    return _replace_op(spec, name, (start, inner, total), (Tensor(part, dtype, tuple(map(entry, extents))),))
+
+
+def accumulate(spec: Spec, tensor: str, local: str | None = None) -> Spec:
+    """Give a tensor's writers a private copy, and copy the result once.
+
+    rewrite: ``y.init; y[p] += f`` -> ``y.acc.init; y.acc[p] += f; y[p] = y.acc[p]``
+    requires: ``tensor`` is written by every cell before any other use (its first writer is a fill of the whole box).
+    """
+    writers = spec.writers(tensor)
+    t = spec.tensor(tensor)
+    local = local or fresh(tensor_names(spec), f"{tensor}.acc")
+    dims = tuple(f"d{i}" for i in range(len(t.shape)))
+    index = tuple(Affine.dim(d) for d in dims)
+    if writers and writers[-1].index and all(len(e.dims()) == 1 and e == Affine.dim(next(iter(e.dims()))) for e in writers[-1].index):
+        dims = tuple(next(iter(e.dims())) for e in writers[-1].index)
+        index = writers[-1].index
+
+    def leaf(node: Const | Index | Load) -> Scalar:
+        return replace(node, tensor=local) if isinstance(node, Load) and node.tensor == tensor else node
+
+    names = {op.name: (f"{local}.init" if op.name == f"{tensor}.init" else local if op.name == tensor else op.name) for op in writers}
+    ops: list[Op] = []
+    for op in spec.ops:
+        if op.target == tensor:
+            ops.append(replace(op, name=names[op.name], target=local, body=map_scalar(op.body, leaf)))
+            if op is writers[-1]:
+                ops.append(Op(tensor, dims, t.extents, tensor, index, Load(local, index, t.dtype)))
+        else:
+            ops.append(op)
+    return spec.with_ops(tuple(ops), (*spec.all_tensors, Tensor(local, t.dtype, t.shape)))
+
+
+def copy_of(
+    spec: Spec, tensor: str, readers: Sequence[str], shape: Sequence[Affine], dims: Sequence[str],
+    source: Sequence[Affine], place: Sequence[Affine], name: str | None = None, where: Sequence[Constraint] = (),
+) -> Spec:  # fmt: skip
+    """Let ``readers`` read a copy of ``tensor`` in another layout.
+
+    The copy has ``shape`` over ``dims``: cell ``c[dims] = tensor[source(dims)]``. ``place`` is the inverse: the cell that
+    holds element ``(e0, e1, ...)`` of the tensor, written with dims ``e0, e1, ...``.
+
+    rewrite: ``y += x[k]`` -> ``x.packed[v, l] = x[8*v + l]; y += x.packed[k // 8, k % 8]``
+    requires: ``source(place(e)) == e`` for every element; checked by substitution here.
+    """
+    t = spec.tensor(tensor)
+    back = tuple(e.substitute(dict(zip(dims, place, strict=True))) for e in source)
+    wanted = tuple(Affine.dim(f"e{i}") for i in range(len(t.shape)))
+    if back != wanted:
+        raise ScheduleError(f"copy of {tensor}: the layout is not the inverse of its placement: {', '.join(map(str, back))}")
+    name = name or fresh(tensor_names(spec), f"{tensor}.packed")
+    first = min(i for i, op in enumerate(spec.ops) if op.name in readers)
+    if any(op.target == tensor for op in spec.ops[first:]):
+        raise ScheduleError(f"copy of {tensor}: it is written after its first reader {spec.ops[first].name}")
+    index = tuple(Affine.dim(d) for d in dims)
+    copy = Op(name, tuple(dims), tuple(shape), name, index, Load(tensor, tuple(source), t.dtype), where=tuple(where))
+
+    def leaf(node: Const | Index | Load) -> Scalar:
+        if isinstance(node, Load) and node.tensor == tensor:
+            at = {f"e{i}": e for i, e in enumerate(node.index)}
+            return replace(node, tensor=name, index=tuple(e.substitute(at) for e in place))
+        return node
+
+    ops = tuple(
+        simplified(replace(op, body=map_scalar(op.body, leaf)), constant_ranges(op)) if op.name in readers else op for op in spec.ops
+    )
+    return spec.with_ops((*ops[:first], copy, *ops[first:]), (*spec.all_tensors, Tensor(name, t.dtype, tuple(map(entry, shape)))))
+
+
+def constant_ranges(op: Op) -> dict[str, tuple[int, int]]:
+    """Return the inclusive ranges of the dims whose extents are numbers."""
+    return {d: (0, e.const - 1) for d, e in zip(op.dims, op.extents, strict=True) if e.is_constant}
+
+
+def uses_index(op: Op) -> bool:
+    """Whether the body uses a dim as a value."""
+    return any(isinstance(n, Index) for n in walk(op.body))

@@ -1,0 +1,163 @@
+"""Rewrites of sums of products: distribution over terms, and moving factors out of a sum.
+
+Both keep the value in exact arithmetic (a ring identity), and change rounding: they belong to a numerics mode that
+allows another order. A body is first expanded into monomials, so what matters is how each factor depends on the dims,
+not how the body was written: operands may be commuted, a zero point may be there or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from polyq.affine import dtypes
+from polyq.affine.errors import ScheduleError
+from polyq.affine.expr import Affine
+from polyq.affine.rewrite import entry, fresh, identity, tensor_names
+from polyq.affine.scalar import Apply, Const, Index, Load, Scalar, apply, format_scalar, walk
+from polyq.affine.spec import Op, Spec, Tensor
+
+__all__ = ["Monomial", "distribute", "factor", "monomials"]
+
+#: expansion stops here: more terms than this never paid
+MOST_TERMS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Monomial:
+    """``sign * product(factors)``."""
+
+    sign: int
+    factors: tuple[Scalar, ...]
+
+    def scalar(self, dtype: str) -> Scalar:
+        """Return the product as an expression."""
+        return product(self.factors, self.sign, dtype)
+
+
+def product(factors: Sequence[Scalar], sign: int, dtype: str) -> Scalar:
+    """Return ``sign * product(factors)``; the empty product is 1."""
+    one = Const(1.0 if dtypes.is_float(dtype) else 1, dtype)
+    total = factors[0] if factors else one
+    for f in factors[1:]:
+        total = apply("mul", total, f)
+    return apply("neg", total) if sign < 0 else total
+
+
+def monomials(body: Scalar) -> tuple[Monomial, ...] | None:
+    """Expand ``body`` over +, -, * and negation; ``None`` if that gives more than :data:`MOST_TERMS` terms."""
+    match body:
+        case Apply("add" | "sub" as fn, (a, b), _):
+            left, right = monomials(a), monomials(b)
+            if left is None or right is None:
+                return None
+            sign = -1 if fn == "sub" else 1
+            terms = (*left, *(Monomial(sign * m.sign, m.factors) for m in right))
+        case Apply("neg", (a,), _):
+            inner = monomials(a)
+            return None if inner is None else tuple(Monomial(-m.sign, m.factors) for m in inner)
+        case Apply("mul", (a, b), _):
+            left, right = monomials(a), monomials(b)
+            if left is None or right is None:
+                return None
+            terms = tuple(Monomial(p.sign * q.sign, (*p.factors, *q.factors)) for p in left for q in right)
+        case _:
+            return (Monomial(1, (body,)),)
+    return terms if len(terms) <= MOST_TERMS else None
+
+
+def dims_of(s: Scalar) -> frozenset[str]:
+    """Return the dims that an expression depends on."""
+    found: set[str] = set()
+    for node in walk(s):
+        if isinstance(node, Load):
+            found |= {d for e in node.index for d in e.dims()}
+        elif isinstance(node, Index):
+            found |= node.expr.dims()
+    return frozenset(found)
+
+
+def _sum_terms(spec: Spec, name: str) -> tuple[Op, tuple[Monomial, ...]]:
+    op = spec.op(name)
+    terms = monomials(op.body) if op.reduce == "+" else None
+    if terms is None:
+        raise ScheduleError(f"{name}: expected a sum of at most {MOST_TERMS} products, got {op}")
+    return op, terms
+
+
+def distribute(spec: Spec, name: str) -> Spec:
+    """Give each term of a summed body a statement of its own.
+
+    rewrite: ``y[p] += a(p, k) - b(p, k)`` -> ``y[p] += a(p, k); y[p] += -b(p, k)``
+    requires: a sum whose body does not read the target.
+    """
+    op, terms = _sum_terms(spec, name)
+    if any(r.tensor == op.target for r in op.reads):
+        raise ScheduleError(f"distribute({name!r}): {name} reads its own target")
+    taken = tensor_names(spec)
+    ops: list[Op] = []
+    for i, term in enumerate(terms):
+        label = name if i == 0 else fresh(taken, f"{name}.{i + 1}")
+        taken.add(label)
+        ops.append(replace(op, name=label, body=term.scalar(op.body.dtype)))
+    at = spec.ops.index(op)
+    return spec.with_ops((*spec.ops[:at], *ops, *spec.ops[at + 1 :]))
+
+
+def hoistable(op: Op, inner: Sequence[str]) -> bool:
+    """Whether some factor of the body does not depend on the dims ``inner``."""
+    terms = monomials(op.body) if op.reduce == "+" else None
+    return terms is not None and any(not (dims_of(f) & set(inner)) for m in terms for f in m.factors)
+
+
+def factor(spec: Spec, name: str, inner: Sequence[str], tensor: str | None = None) -> Spec:
+    """Move what does not depend on ``inner`` out of the sum over ``inner``.
+
+    rewrite: ``y[p] += a(p, g) * b(p, g, j)`` -> ``y.sum[p, g] += b(p, g, j); y[p] += a(p, g) * y.sum[p, g]``
+    requires: a sum; ``inner`` are reduced dims. Equal inner sums are computed once; one that does not depend on a dim
+    of the result loses that dim.
+    proof: distributivity, term by term; the terms (p, g, j) map one to one.
+    """
+    op, terms = _sum_terms(spec, name)
+    if not inner or not set(inner) <= set(op.reduced):
+        raise ScheduleError(f"factor({name!r}, {list(inner)}): {name} reduces over ({', '.join(op.reduced)})")
+    dtype = spec.tensor(op.target).dtype
+    bound = {d for c in op.where if c.expr.dims() & set(inner) for d in c.expr.dims()}
+    taken = tensor_names(spec)
+    made: dict[str, Load] = {}
+    ops: list[Op] = []
+    tensors: list[Tensor] = []
+    total: Scalar | None = None
+    for term in terms:
+        inside = [f for f in term.factors if dims_of(f) & set(inner)]
+        outside = [f for f in term.factors if not dims_of(f) & set(inner)]
+        key = " * ".join(sorted(map(format_scalar, inside)))
+        if key not in made:
+            stem = tensor if tensor and not made else f"{op.target}.sum"
+            part = fresh(taken, stem)
+            taken |= {part, f"{part}.init"}
+            made[key] = _inner_sum(op, inside, part, bound, inner, dtype, ops, tensors)
+        value = product([*outside, made[key]], 1, dtype)
+        total = (value if term.sign > 0 else apply("neg", value)) if total is None else apply("add" if term.sign > 0 else "sub", total, value)
+    assert total is not None
+    rest = tuple(d for d in op.dims if d not in inner)
+    where = tuple(c for c in op.where if not c.expr.dims() & set(inner))
+    ops.append(replace(op, dims=rest, extents=tuple(op.extent(d) for d in rest), body=total, where=where))
+    at = spec.ops.index(op)
+    return spec.with_ops((*spec.ops[:at], *ops, *spec.ops[at + 1 :]), (*spec.all_tensors, *tensors))
+
+
+def _inner_sum(
+    op: Op, factors: list[Scalar], part: str, bound: set[str], inner: Sequence[str], dtype: str, ops: list[Op], tensors: list[Tensor]
+) -> Load:
+    """Add the ops of one inner sum; return the load of its result."""
+    needed = {d for f in factors for d in dims_of(f)} | bound
+    kept = tuple(d for d in op.dims if d in needed and d not in inner)
+    dims = (*kept, *(d for d in op.dims if d in inner))
+    index = tuple(Affine.dim(d) for d in kept)
+    extents = tuple(op.extent(d) for d in kept)
+    ops.append(Op(f"{part}.init", kept, extents, part, index, identity("+", dtype)))
+    where = tuple(c for c in op.where if c.expr.dims() <= set(dims))
+    ops.append(Op(part, dims, tuple(op.extent(d) for d in dims), part, index, product(factors, 1, dtype), "+", where))
+    tensors.append(Tensor(part, dtype, tuple(map(entry, extents))))
+    return Load(part, index, dtype)

@@ -1,0 +1,404 @@
+"""From a plan to a LoopNest.
+
+Loops are opened one after another; at each the producers placed there are emitted first, for the region that the rest
+of the body needs. An axis whose split leaves a remainder is peeled: full tiles, then what is left (single iterations
+for unrolled axes, a masked vector for vector axes), so that the full tile's extents are numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from polyq.affine.errors import ScheduleError
+from polyq.affine.expr import Affine, Constraint, Dim, FloorDiv
+from polyq.affine.scalar import Const, Index, Load, Scalar, map_scalar, substitute_dims
+from polyq.affine.sets import Domain
+from polyq.affine.spec import Op
+from polyq.schedule.loopnest import Assign, Block, Buffer, Guard, Loop, LoopNest, Scope
+from polyq.schedule.naive import tensor_buffers
+from polyq.schedule.regions import Box, Reader, Region, box_of, need_constant, region_of
+from polyq.schedule.stages import Plan, Split, Stage, extents, values
+
+__all__ = ["SCRATCH_BUDGET", "lower"]
+
+#: bytes of scratch that one thread may use
+SCRATCH_BUDGET = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What is open around a stage: loop variables in order, their constraints and ranges, and scratch in use."""
+
+    open: tuple[str, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    scratch: Mapping[str, Placed] = field(default_factory=dict[str, "Placed"])
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A tensor in scratch: the buffer, where the tile begins in the tensor, and the dims that the buffer keeps."""
+
+    buffer: str
+    base: tuple[Affine, ...]
+    kept: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A stage made concrete: axes in order with their loop variables, dims as expressions of these, constraints."""
+
+    stage: Stage
+    axes: tuple[str, ...]
+    vars: Mapping[str, str]
+    dims: Mapping[str, Affine]
+    constraints: tuple[Constraint, ...]
+    extents: Mapping[str, Affine]
+    first: Mapping[str, Affine]
+
+    def ranges(self) -> dict[str, tuple[int, int] | None]:
+        """Return the inclusive range of every loop variable of the stage, where it is a number."""
+        return {v: (0, self.extents[a].const - 1) if self.extents[a].is_constant and a not in self.first else None for a, v in self.vars.items()}
+
+
+def lower(plan: Plan) -> LoopNest:
+    """Return the loop nest of ``plan``; raise :class:`ScheduleError` where scratch has no constant size."""
+    return _Lowering(plan).nest()
+
+
+class _Lowering:
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.spec = plan, plan.spec
+        self.names = {*plan.spec.params, *(t.name for t in plan.spec.all_tensors)}
+        self.stages = {s.op: s for s in plan.stages}
+        self.local_tensors: set[str] = set()
+        self.buffers: set[str] = {t.name for t in plan.spec.all_tensors}
+
+    def nest(self) -> LoopNest:
+        body: list[Loop | Guard | Scope | Assign] = []
+        for op in self.spec.ops:
+            if self.stages[op.name].at is None:
+                body += self._stage(op, Frame(), Region(tuple(Affine(0) for _ in op.dims), op.extents))
+        buffers = tuple(b for b in tensor_buffers(self.spec) if b.name not in self.local_tensors)
+        return LoopNest(self.spec.name, self.spec.params, buffers, _tidy(tuple(body), {}))
+
+    # ---- one stage
+    def _fresh(self, stem: str, taken: set[str]) -> str:
+        candidate, count = stem, 1
+        while candidate in taken:
+            count += 1
+            candidate = f"{stem}_{count}"
+        taken.add(candidate)
+        return candidate
+
+    def _local(self, op: Op, region: Region, tails: frozenset[str], names: Mapping[str, str]) -> Local:
+        """Make a stage concrete; ``tails`` are the splits (by outer axis) whose remainder this is."""
+        stage = self.stages[op.name]
+        roots = dict(zip(op.dims, region.extent, strict=True))
+        size = extents(stage, roots)
+        singles = {s.outer: s for s in stage.splits if s.outer in tails and stage.kind(s.inner) == "unroll"}
+        axes = tuple(a for a in stage.order if not any(a == s.inner for s in singles.values()))
+        loop = {a: names.get(a, f"{op.name}:{a}") for a in axes}
+        leaf = {a: Affine.dim(v) for a, v in loop.items() if a not in singles}
+        for outer, s in singles.items():  # the single iterations count the split axis itself
+            leaf[s.axis] = Affine.dim(loop[outer])
+        value = values(replace(stage, splits=tuple(s for s in stage.splits if s.outer not in singles)), op.dims, leaf)
+        dims = {d: b + value[d] for d, b in zip(op.dims, region.base, strict=True)}
+        first: dict[str, Affine] = {}
+        for s in stage.splits:
+            if s.outer in singles:
+                first[s.outer] = (size[s.axis] // s.factor) * s.factor
+                size = {**size, s.outer: size[s.axis]}
+            elif s.outer in tails:
+                first[s.outer] = size[s.axis] // s.factor
+        constraints = [c for a in axes for c in _span(loop[a], first.get(a, Affine(0)), size[a])]
+        for s in stage.splits:
+            if s.outer not in singles and size[s.axis] % s.factor != Affine(0):
+                constraints.append(Constraint(size[s.axis] - 1 - value[s.axis]))
+        constraints += [c.substitute(dims) for c in (*op.domain, *region.constraints)]
+        return Local(stage, axes, loop, dims, tuple(dict.fromkeys(constraints)), size, first)
+
+    def _stage(self, op: Op, frame: Frame, region: Region) -> Block:
+        return self._axis(op, frame, region, frozenset(), frozenset(), {}, 0)
+
+    def _axis(
+        self, op: Op, frame: Frame, region: Region, mains: frozenset[str], tails: frozenset[str], names: dict[str, str], depth: int
+    ) -> Block:
+        """Emit the axes of ``op`` from ``depth`` on."""
+        local = self._local(op, region, tails, names)
+        if depth == len(local.axes):
+            return self._statement(op, local, frame, mains)
+        axis = local.axes[depth]
+        split = next((s for s in local.stage.splits if s.outer == axis), None)
+        if split and axis not in mains | tails and self._peels(op, local, split):
+            whole = local.extents[split.axis] % split.factor == Affine(0)
+            blocks = self._axis(op, frame, region, mains | {axis}, tails, dict(names), depth)
+            if not whole:
+                blocks += self._axis(op, frame, region, mains, tails | {axis}, dict(names), depth)
+            return blocks
+        return self._loop(op, frame, region, mains, tails, names, depth, local)
+
+    def _peels(self, op: Op, local: Local, split: Split) -> bool:
+        """Whether full tiles can be told apart: the axis is bounded by its extent alone."""
+        if local.stage.kind(split.inner) not in ("unroll", "vector"):
+            return False
+        root = split.axis
+        while (parent := local.stage.split_of(root)) is not None:
+            if parent.inner == root:
+                return False
+            root = parent.axis
+        return not any(root in c.expr.dims() for c in op.where)
+
+    def _loop(
+        self, op: Op, frame: Frame, region: Region, mains: frozenset[str], tails: frozenset[str], names: dict[str, str], depth: int, local: Local
+    ) -> Block:
+        axis = local.axes[depth]
+        names[axis] = self._fresh(axis, self.names)
+        local = self._local(op, region, tails, names)
+        constraints = self._active(local, mains)
+        var = local.vars[axis]
+        later = {local.vars[a] for a in local.axes[depth + 1 :]}
+        low, high = _bounds(var, constraints, later, {**local.ranges(), **frame.ranges}, frame)
+        kind = local.stage.kind(axis)
+        inner = self._open(frame, var, low, high)
+        body = self._inside(op, inner, region, mains, tails, names, depth, local)
+        return (Loop(var, low, high, kind if kind != "parallel" or not frame.open else "serial", body),)
+
+    def _active(self, local: Local, mains: frozenset[str]) -> tuple[Constraint, ...]:
+        """Drop what full tiles satisfy: for these, the outer axis stops at the last full tile."""
+        out = list(local.constraints)
+        for s in local.stage.splits:
+            if s.outer not in mains:
+                continue
+            size = local.extents[s.axis]
+            outer = Affine.dim(local.vars[s.outer])
+            point = outer * s.factor + Affine.dim(local.vars[s.inner]) if s.inner in local.vars else None
+            full = size // s.factor
+            ceil = (size + s.factor - 1) // s.factor
+            out = [c for c in out if point is None or c.expr != size - 1 - point]
+            out = [Constraint(full - 1 - outer) if c.expr == ceil - 1 - outer else c for c in out]
+        return tuple(out)
+
+    def _open(self, frame: Frame, var: str, low: tuple[Affine, ...], high: tuple[Affine, ...]) -> Frame:
+        ranges = dict(frame.ranges)
+        lows = [b for e in low if (b := e.bounds(frame.ranges)) is not None]
+        highs = [b for e in high if (b := e.bounds(frame.ranges)) is not None]
+        if lows and highs:
+            ranges[var] = (max(b[0] for b in lows), min(b[1] for b in highs) - 1)
+        v = Affine.dim(var)
+        added = (*(Constraint(v - e) for e in low), *(Constraint(e - 1 - v) for e in high))
+        return replace(frame, open=(*frame.open, var), constraints=(*frame.constraints, *added), ranges=ranges)
+
+    # ---- producers
+    def _inside(
+        self, op: Op, frame: Frame, region: Region, mains: frozenset[str], tails: frozenset[str], names: dict[str, str], depth: int, local: Local
+    ) -> Block:
+        """Emit what stands in one iteration: scratch, producers placed here, then the next axis."""
+        axis = self._original_axis(local, depth)
+        here = [c for c in self.plan.children(op.name) if (at := self.stages[c.name].at) is not None and at[1] in axis]
+        if not here:
+            return self._axis(op, frame, region, mains, tails, names, depth + 1)
+        regions, boxes = self._regions(op, local, frame, depth)
+        buffers: list[Buffer] = []
+        for child in here:
+            if child.target not in frame.scratch and self._is_private(child.target, op.name):
+                frame = self._scratch(child.target, boxes[child.name], frame, op.name, axis[0], buffers)
+        body: list[Loop | Guard | Scope | Assign] = []
+        for child in here:
+            body += self._stage(child, frame, regions[child.name])
+        body += self._axis(op, frame, region, mains, tails, names, depth + 1)
+        return (Scope(tuple(buffers), tuple(body)),) if buffers else tuple(body)
+
+    def _original_axis(self, local: Local, depth: int) -> tuple[str, ...]:
+        """The axis at ``depth``, and inner axes that fell away with it in a remainder of single iterations."""
+        axis = local.axes[depth]
+        return (axis, *(s.inner for s in local.stage.splits if s.outer == axis and s.inner not in local.axes))
+
+    def _is_private(self, tensor: str, host: str) -> bool:
+        """Whether every op that touches ``tensor`` stands inside the stage of ``host``, and it is no result."""
+        if tensor not in {t.name for t in self.spec.temporaries}:
+            return False
+        inside = self._subtree(host)
+        touching = {o.name for o in self.spec.ops if o.target == tensor or any(r.tensor == tensor for r in o.reads)}
+        return touching <= inside
+
+    def _subtree(self, op: str) -> set[str]:
+        return {op}.union(*(self._subtree(c.name) for c in self.plan.children(op)))
+
+    def _scratch(self, tensor: str, box: Box, frame: Frame, host: str, axis: str, buffers: list[Buffer]) -> Frame:
+        shape = need_constant(box, tensor, host, axis)
+        t = self.spec.tensor(tensor)
+        name = tensor if tensor not in self.local_tensors else self._fresh(tensor, self.buffers)
+        self.local_tensors.add(tensor)
+        kept = tuple(k for k, e in enumerate(shape) if e != 1)  # a dim of extent 1 is no dim of the tile
+        buffers.append(Buffer(name, t.dtype, tuple(Affine(shape[k]) for k in kept), "scratch"))
+        return replace(frame, scratch={**frame.scratch, tensor: Placed(name, box.base, kept)})
+
+    def _regions(self, op: Op, local: Local, frame: Frame, depth: int) -> tuple[dict[str, Region], dict[str, Box]]:
+        regions: dict[str, Region] = {}
+        boxes: dict[str, Box] = {}
+        self._collect(op, local, frame.open, frame.ranges, regions, boxes)
+        return regions, boxes
+
+    def _collect(
+        self, op: Op, local: Local, opened: tuple[str, ...], ranges: Mapping[str, tuple[int, int]], regions: dict[str, Region], boxes: dict[str, Box]
+    ) -> list[Reader]:
+        """Walk the producers under ``op`` backwards, so that every reader's region is known before what it reads."""
+        readers = [_reader(op, local)]
+        for child in reversed(self.plan.children(op.name)):
+            at = self.stages[child.name].at
+            assert at is not None
+            visible = frozenset((*opened, *self._vars_up_to(local, at[1])))
+            known = {**ranges, **{v: r for v, r in local.ranges().items() if r is not None}}
+            others = [r for r in readers if r.op != child.name]
+            box = box_of(child.target, others, visible, known, self.spec.tensor(child.target).extents)
+            regions[child.name], boxes[child.name] = region_of(child, box), box
+            inner = self._local(child, regions[child.name], frozenset(), {})
+            readers += self._collect(child, inner, tuple(visible), known, regions, boxes)
+        return readers
+
+    def _vars_up_to(self, local: Local, axis: str) -> tuple[str, ...]:
+        out: list[str] = []
+        for position, a in enumerate(local.axes):
+            out.append(local.vars[a])
+            if axis in self._original_axis(local, position):
+                return tuple(out)
+        raise ScheduleError(f"{local.stage.op}: a producer stands at the axis {axis!r}, which is not there; it has {', '.join(local.axes)}")
+
+    # ---- statements
+    def _statement(self, op: Op, local: Local, frame: Frame, mains: frozenset[str]) -> Block:
+        def access(tensor: str, index: tuple[Affine, ...]) -> tuple[str, tuple[Affine, ...]]:
+            if tensor in frame.scratch:
+                tile = frame.scratch[tensor]
+                return tile.buffer, tuple((index[k] - tile.base[k]).simplify(frame.ranges) for k in tile.kept)
+            return tensor, tuple(e.simplify(frame.ranges) for e in index)
+
+        def leaf(node: Const | Index | Load) -> Scalar:
+            if not isinstance(node, Load):
+                return node
+            name, index = access(node.tensor, node.index)
+            return replace(node, tensor=name, index=index)
+
+        dims = dict(local.dims)
+        value = map_scalar(substitute_dims(op.body, dims), leaf)
+        target, index = access(op.target, tuple(e.substitute(dims) for e in op.index))
+        assign = Assign(op.name, tuple(dims[d] for d in op.dims), target, index, value, op.reduce)
+        left = [c for c in self._active(local, mains) if _needs_guard(c) and not _holds(c, frame.ranges)]
+        return (Guard(tuple(left), (assign,)),) if left else (assign,)
+
+
+def _tidy(block: Block, known: Mapping[str, Affine]) -> Block:
+    """Replace loops of exactly one iteration by their body."""
+    out: list[Loop | Guard | Scope | Assign] = []
+    for node in block:
+        match node:
+            case Loop(var, lower, upper, kind, body):
+                low = tuple(e.substitute(known) for e in lower)
+                high = tuple(e.substitute(known) for e in upper)
+                if len(low) == len(high) == 1 and high[0] - low[0] == Affine(1):
+                    out += _tidy(body, {**known, var: low[0]})
+                else:
+                    out.append(Loop(var, low, high, kind, _tidy(body, known)))
+            case Guard(constraints, body):
+                out.append(Guard(tuple(c.substitute(known) for c in constraints), _tidy(body, known)))
+            case Scope(buffers, body):
+                out.append(Scope(buffers, _tidy(body, known)))
+            case Assign():
+                out.append(_rebound(node, known))
+    return tuple(out)
+
+
+def _rebound(node: Assign, known: Mapping[str, Affine]) -> Assign:
+    if not known:
+        return node
+    instance = tuple(e.substitute(known) for e in node.instance)
+    index = tuple(e.substitute(known) for e in node.index)
+    return replace(node, instance=instance, index=index, value=substitute_dims(node.value, dict(known)))
+
+
+def _reader(op: Op, local: Local) -> Reader:
+    accesses = [(r.tensor, tuple(e.substitute(local.dims) for e in r.index)) for r in op.reads]
+    if op.reduce is not None:
+        accesses.append((op.target, tuple(e.substitute(local.dims) for e in op.index)))
+    return Reader(op.name, tuple(accesses), tuple(local.ranges().items()))
+
+
+def _span(var: str, first: Affine, size: Affine) -> tuple[Constraint, Constraint]:
+    v = Affine.dim(var)
+    return Constraint(v - first), Constraint(size - 1 - v)
+
+
+def _holds(c: Constraint, ranges: Mapping[str, tuple[int, int]]) -> bool:
+    bounds = c.expr.bounds(ranges)
+    return bounds is not None and (bounds == (0, 0) if c.equality else bounds[0] >= 0)
+
+
+def _needs_guard(c: Constraint) -> bool:
+    """Whether loop bounds cannot express the constraint: a loop variable stands inside a floor."""
+    return any(isinstance(a, FloorDiv) and a.numerator.dims() for a, _ in c.expr.terms)
+
+
+def _bounds(
+    var: str, constraints: tuple[Constraint, ...], later: set[str], ranges: Mapping[str, tuple[int, int] | None], frame: Frame
+) -> tuple[tuple[Affine, ...], tuple[Affine, ...]]:
+    """Return the lower and upper (exclusive) bounds of ``var``; variables of later loops are relaxed to their ranges."""
+    lows: list[Affine] = []
+    highs: list[Affine] = []
+    for c in constraints:
+        for expr in (c.expr, -c.expr) if c.equality else (c.expr,):
+            a = expr.coefficient(Dim(var))
+            relaxed = None if a == 0 or _needs_guard(Constraint(expr)) else _relax(expr, later, ranges)
+            if relaxed is None:
+                continue
+            rest = relaxed - Affine.dim(var) * a
+            if a > 0:
+                lows.append((rest * -1 + (a - 1)) // a)
+            else:
+                highs.append(rest // -a + 1)
+    known = {v: r for v, r in ranges.items() if r is not None} | dict(frame.ranges)
+    below, above = _strongest(lows, known, 1), _strongest(highs, known, -1)
+    if len(below) + len(above) > 2:
+        return _needed(var, below, above, frame)
+    return below, above
+
+
+def _needed(var: str, lows: tuple[Affine, ...], highs: tuple[Affine, ...], frame: Frame) -> tuple[tuple[Affine, ...], tuple[Affine, ...]]:
+    """Drop bounds that the open loops and the other bounds imply: intervals do not see parameters, isl does."""
+    v = Affine.dim(var)
+    bounds = [Constraint(v - e) for e in lows] + [Constraint(e - 1 - v) for e in highs]
+    for c in sorted(bounds, key=lambda c: -len(str(c))):
+        others = [b for b in bounds if b != c]
+        if Domain.make((*frame.open, var), (*frame.constraints, *others)).implies(c):
+            bounds = others
+    return tuple(e for e in lows if Constraint(v - e) in bounds), tuple(e for e in highs if Constraint(e - 1 - v) in bounds)
+
+
+def _relax(expr: Affine, later: set[str], ranges: Mapping[str, tuple[int, int] | None]) -> Affine | None:
+    """Replace variables of later loops by what makes ``expr`` largest; ``None`` if one is unbounded."""
+    total = Affine(expr.const)
+    for atom, c in expr.terms:
+        if isinstance(atom, Dim) and atom.name in later:
+            span = ranges.get(atom.name)
+            if span is None and c > 0:
+                return None
+            total = total + c * ((span[1] if c > 0 else span[0]) if span is not None else 0)
+        else:
+            total = total + Affine.of(atom) * c
+    return total
+
+
+def _strongest(bounds: list[Affine], ranges: Mapping[str, tuple[int, int]], sign: int) -> tuple[Affine, ...]:
+    """Drop bounds that another one implies."""
+    kept: list[Affine] = []
+    for e in dict.fromkeys(bounds):
+        if any(_no_weaker(k, e, ranges, sign) for k in kept):
+            continue
+        kept = [k for k in kept if not _no_weaker(e, k, ranges, sign)] + [e]
+    return tuple(kept)
+
+
+def _no_weaker(a: Affine, b: Affine, ranges: Mapping[str, tuple[int, int]], sign: int) -> bool:
+    """Whether the bound ``a`` implies ``b``: ``a >= b`` for lower bounds (sign 1), ``a <= b`` for upper ones."""
+    gap = ((a - b) * sign).bounds(ranges)
+    return gap is not None and gap[0] >= 0
