@@ -107,7 +107,7 @@ def _outside(
     name, index = access
     entry = index[position]
     value = entry.evaluate(*point)
-    said = f"op {op.name}: operand {_format_access(name, index)}: subscript {position} ({entry}) is {value} at "
+    said = f"operand {_format_access(name, index)}: subscript {position} ({entry}) is {value} at "
     said += f"{format_point(*point)}, outside axis {position} of {name}, which has extent {extent}"
     params = point[1]
     if not extent.is_constant:
@@ -156,7 +156,7 @@ def check_single_writes(op: Op) -> None:
             late = {d: point[d] for d in op.dims}
             cell = tuple(Affine(e.evaluate(late, params)) for e in op.index)
             raise SpecError(
-                f"op {op.name}: `=` writes the cell {_format_access(op.target, cell)} twice, at {format_point(early)} "
+                f"`=` writes the cell {_format_access(op.target, cell)} twice, at {format_point(early)} "
                 f"and at {format_point(late, params)}; use a reduction (+=, *=, min=, max=) or another target"
             )
 

@@ -44,7 +44,7 @@ def elaborate(declared: Sequence[Tensor], statements: Sequence[Statement], outpu
         Op(s.name, s.dims, box.extents, s.target, s.index, body, s.reduce, box.where)
         for s, box, body in zip(statements, boxes, bodies, strict=True)
     ]
-    places = {s.name: s.line.place for s in statements}
+    places = {s.name: s.place for s in statements}
     return assemble("kernel", tensors, ops, [t.name for t in declared], outputs, places)
 
 
@@ -166,13 +166,22 @@ def _resolve(known: Mapping[str, Tensor], statements: Sequence[Statement]) -> tu
     boxes: dict[str, Box] = {}
     pending = list(statements)
     while pending:
-        free = [s for s in pending if all(n in known or n == s.target or not state.waiting[n] for n, _ in s.reads)]
-        for s in free or pending[:1]:
-            with located(s.place):
-                boxes[s.name] = _box(s, state, known)
-            state.waiting[s.target] -= 1
-            pending.remove(s)
+        held: list[Statement] = []
+        for s in pending:
+            if any(n not in known and n != s.target and state.waiting[n] for n, _ in s.reads):
+                held.append(s)
+            else:
+                _settle_box(s, state, known, boxes)
+        if len(held) == len(pending):
+            _settle_box(held.pop(0), state, known, boxes)
+        pending = held
     return [boxes[s.name] for s in statements], state.shapes
+
+
+def _settle_box(s: Statement, state: _Shapes, known: Mapping[str, Tensor], boxes: dict[str, Box]) -> None:
+    with located(s.place):
+        boxes[s.name] = _box(s, state, known)
+    state.waiting[s.target] -= 1
 
 
 def _box(s: Statement, state: _Shapes, known: Mapping[str, Tensor]) -> Box:

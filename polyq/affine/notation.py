@@ -55,7 +55,7 @@ def parse_map(text: str) -> AffineMap:
         raise SpecError(f"`{text}`: {error}") from None
 
 
-def declare(name: object, dtype: object, shape: Any) -> Tensor:  # noqa: ANN401 - whatever the user gave
+def declare(name: object, dtype: object, shape: Any) -> Tensor:
     """Return a checked tensor; a shape entry is an int or the text of an expression of parameters."""
     checked = check_name(name, "tensor")
     if not isinstance(dtype, str) or dtype not in dtypes.DTYPES:
@@ -67,7 +67,7 @@ def declare(name: object, dtype: object, shape: Any) -> Tensor:  # noqa: ANN401 
         raise SpecError(f"tensor {checked}: expected a tuple of ints and texts as the shape, got {shape!r}") from None
 
 
-def _entry(tensor: str, entry: Any) -> int | str:  # noqa: ANN401
+def _entry(tensor: str, entry: Any) -> int | str:
     if isinstance(entry, str):
         try:
             value = parse_extent(entry)
@@ -121,7 +121,7 @@ def parse(text: str, /, *, outputs: Sequence[str] | None = None, **tensors: Decl
     return elaborate(declared, statements, (outputs,) if isinstance(outputs, str) else outputs)
 
 
-def _keyword(name: str, given: Any) -> Tensor:  # noqa: ANN401
+def _keyword(name: str, given: Any) -> Tensor:
     if isinstance(given, str) or not hasattr(given, "__len__") or len(given) != 2:
         raise SpecError(f"tensor {name}: expected (dtype, shape), such as ('f32', ('m', 128)), got {given!r}")
     return declare(name, given[0], given[1])

@@ -71,7 +71,7 @@ def assemble(
             check_bounds(op, by_name)
             check_single_writes(op)
         except SpecError as error:
-            raise SpecError(f"{where[op.name]}: {error}" if op.name in where else str(error)) from None
+            raise SpecError(f"{where.get(op.name, f'op {op.name}')}: {error}") from None
     if not ops:
         raise SpecError("there is no statement; expected lines such as y[i] = x[i] + 1")
     written = tuple(dict.fromkeys(op.target for op in ops))
@@ -129,8 +129,8 @@ def _start_value(t: Tensor, ops: tuple[Op, ...], is_output: bool, places: Mappin
     seen = coverage(t, ops)
     if seen.witness is not None:
         op, said = seen.witness
-        place = f"{places[op.name]}: " if op.name in places else ""
-        raise SpecError(f"{place}op {op.name}: {said}; write the cell in an earlier statement, or declare {t.name}")
+        place = places.get(op.name, f"op {op.name}")
+        raise SpecError(f"{place}: {said}; write the cell in an earlier statement, or declare {t.name}")
     reduces = {op.name: op.reduce for op in ops}
     needed = {identity(reduces[name] or "+", t.dtype): None for name in seen.starts}
     if is_output and not seen.complete:
