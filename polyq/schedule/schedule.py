@@ -1,0 +1,214 @@
+"""The schedule: a spec, the numerics it is made for, a target, and the list of directives that made it.
+
+A :class:`Schedule` is a value. Every transform returns a new one or raises :class:`ScheduleError` and leaves the old one
+as it was. What is derived (the plan, the loop nest, the certificate) is computed from the directives when asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from polyq.affine.errors import ScheduleError
+from polyq.affine.spec import Spec
+from polyq.schedule.certificate import Certificate, certify
+from polyq.schedule.legality import check_order
+from polyq.schedule.loopnest import LoopNest
+from polyq.schedule.lower import lower
+from polyq.schedule.stages import Plan
+from polyq.schedule.target import Target
+from polyq.schedule.transforms import TRANSFORMS, changes_rounding
+
+__all__ = ["NUMERICS", "Directive", "Schedule"]
+
+NUMERICS = ("strict", "reassoc")
+
+
+@dataclass(frozen=True, slots=True)
+class Directive:
+    """One transform with its arguments; prints as the Python call that makes it."""
+
+    transform: str
+    arguments: tuple[tuple[str, Any], ...]
+
+    def apply(self, plan: Plan) -> Plan:
+        """Return the plan after this directive."""
+        return TRANSFORMS[self.transform](plan, **dict(self.arguments))
+
+    def __str__(self) -> str:
+        return f".{self.transform}({', '.join(f'{k}={v!r}' for k, v in self.arguments)})"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a spec is computed.
+
+    Make one by :meth:`naive` or :meth:`auto` and change it by its methods; each checks that the result still computes
+    the same, and refuses otherwise, with a witness.
+    """
+
+    spec: Spec
+    numerics: str = "reassoc"
+    target: str = "native"
+    directives: tuple[Directive, ...] = ()
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        if self.numerics not in NUMERICS:
+            raise ScheduleError(f"numerics={self.numerics!r} is not there; choose one of {', '.join(map(repr, NUMERICS))}")
+        Target.named(self.target)
+
+    @staticmethod
+    def naive(spec: Spec, numerics: str = "reassoc", target: str = "native") -> Schedule:
+        """Return the schedule that runs one op after another, each in the order of its dims."""
+        return Schedule(spec, numerics, target)
+
+    @staticmethod
+    def auto(spec: Spec, numerics: str = "reassoc", target: str = "native") -> Schedule:
+        """Return the schedule that the cost model chooses; :meth:`explain` says why."""
+        from polyq.schedule.auto import automatic  # it builds schedules
+
+        return automatic(spec, numerics, target)
+
+    # ---- derived
+    @cached_property
+    def plan(self) -> Plan:
+        """The rewritten spec and the stage of each op."""
+        plan = Plan.of(self.spec)
+        for directive in self.directives:
+            plan = directive.apply(plan)
+        return plan
+
+    @cached_property
+    def nest(self) -> LoopNest:
+        """The loop nest."""
+        return lower(self.plan)
+
+    @cached_property
+    def machine(self) -> Target:
+        """The target that ``target`` names."""
+        return Target.named(self.target)
+
+    def certificate(self) -> Certificate:
+        """Prove the loop nest against the rewritten spec."""
+        return certify(self.plan.spec, self.nest, self.numerics)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("spec", "numerics", "target", "directives", "notes")}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+
+    # ---- transforms
+    def then(self, *directives: Directive) -> Schedule:
+        """Return the schedule with directives added, unchecked: the certificate of the whole comes later."""
+        for d in directives:
+            self._allowed(d)
+        return replace(self, directives=(*self.directives, *directives))
+
+    def _allowed(self, directive: Directive) -> None:
+        if self.numerics == "strict" and changes_rounding(self.plan.spec, directive.transform, dict(directive.arguments)):
+            raise ScheduleError(
+                f"{directive}: it changes the rounding of a float sum, which numerics='strict' does not allow; "
+                "make the schedule with numerics='reassoc'"
+            )
+
+    def _with(self, transform: str, **arguments: Any) -> Schedule:  # noqa: ANN401 - the arguments of any transform
+        given = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in arguments.items() if v is not None)
+        directive = Directive(transform, given)
+        made = self.then(directive)
+        violation = check_order(made.plan.spec, made.nest, self.numerics)
+        if violation is not None:
+            raise ScheduleError(f"{directive} is not legal: {violation}", violation)
+        return made
+
+    def split(self, op: str, axis: str, factor: int, outer: str | None = None, inner: str | None = None) -> Schedule:
+        """Replace an axis by an outer and an inner one. rewrite: ``for k`` -> ``for ko: for ki``, ``k = factor*ko + ki``."""
+        return self._with("split", op=op, axis=axis, factor=factor, outer=outer, inner=inner)
+
+    def tile(self, op: str, sizes: Mapping[str, int] | None = None, **named: int) -> Schedule:
+        """Split several axes and bring the tile's axes inside.
+
+        rewrite: ``for i: for j`` -> ``for io: for jo: for ii: for ji`` with sizes ``{"i": .., "j": ..}``
+        """
+        sizes = {**(sizes or {}), **named}
+        made = self
+        outer = {axis: f"{axis}o" for axis in sizes}
+        inner = {axis: f"{axis}i" for axis in sizes}
+        order = self.plan.stage(op).order
+        for axis, size in sizes.items():
+            made = made.split(op, axis, size, outer[axis], inner[axis])
+        first = [outer.get(a, a) for a in order]
+        return made.reorder(op, [*(a for a in first), *(inner[a] for a in order if a in sizes)])
+
+    def reorder(self, op: str, axes: Sequence[str]) -> Schedule:
+        """Bring the named axes into this order, outermost first, at the places that they hold together."""
+        return self._with("reorder", op=op, axes=tuple(axes))
+
+    def fuse(self, producer: str, into: str, at: str) -> Schedule:
+        """Compute ``producer`` inside the axis ``at`` of ``into``: the tile that this iteration reads, in scratch."""
+        return self._with("fuse", producer=producer, into=into, at=at)
+
+    def unfuse(self, producer: str) -> Schedule:
+        """Put a producer back in front of its readers."""
+        return self._with("unfuse", producer=producer)
+
+    def vectorize(self, op: str, axis: str, lanes: int | None = None) -> Schedule:
+        """Run an axis as vector lanes; with ``lanes`` it is split first, and its tail is masked."""
+        made = self
+        if lanes is not None:
+            inner = f"{axis}v"
+            made, axis = self.split(op, axis, lanes, f"{axis}b", inner), inner
+        return made._with("mark", op=op, axis=axis, kind="vector")
+
+    def unroll(self, op: str, axis: str) -> Schedule:
+        """Write out the iterations of an axis."""
+        return self._with("mark", op=op, axis=axis, kind="unroll")
+
+    def parallel(self, op: str, axis: str) -> Schedule:
+        """Divide an axis among threads."""
+        return self._with("mark", op=op, axis=axis, kind="parallel")
+
+    def inline(self, tensor: str) -> Schedule:
+        """Compute a temporary where it is read."""
+        return self._with("inline", tensor=tensor)
+
+    def split_dim(self, op: str, dim: str, factor: int, outer: str | None = None, inner: str | None = None) -> Schedule:
+        """Replace a dim of the op itself by two, for rewrites that need the parts apart."""
+        return self._with("split_dim", op=op, dim=dim, factor=factor, outer=outer, inner=inner)
+
+    def partial_sums(self, op: str, keep: Sequence[str]) -> Schedule:
+        """Reduce in two steps; the partial results keep the dims ``keep``."""
+        return self._with("partial_sums", op=op, keep=tuple(keep))
+
+    def factor(self, op: str, inner: Sequence[str]) -> Schedule:
+        """Move factors that do not depend on ``inner`` out of the sum over ``inner``."""
+        return self._with("factor", op=op, inner=tuple(inner))
+
+    def distribute(self, op: str) -> Schedule:
+        """Give each term of a sum its own statement."""
+        return self._with("distribute", op=op)
+
+    def accumulate(self, tensor: str) -> Schedule:
+        """Give a tensor's writers a private copy, which a tile can keep in registers."""
+        return self._with("accumulate", tensor=tensor)
+
+    def prefetch(self, tensor: str, ahead: int) -> Schedule:
+        """Ask for cache lines of ``tensor`` ``ahead`` bytes early."""
+        return self._with("prefetch", tensor=tensor, ahead=ahead)
+
+    def stream(self, tensor: str) -> Schedule:
+        """Store ``tensor`` past the cache."""
+        return self._with("stream", tensor=tensor)
+
+    # ---- to look at
+    def __str__(self) -> str:
+        head = f"schedule of {self.spec.name}: numerics {self.numerics}, target {self.machine.name}"
+        return f"{head}\n{self.nest}"
+
+    def explain(self) -> str:
+        """Return each decision with its counts, one a line."""
+        return "\n".join(self.notes) if self.notes else "made by hand:\n" + "\n".join(map(str, self.directives))

@@ -1,0 +1,142 @@
+"""Transforms: pure functions from plan to plan, by name.
+
+A transform either returns a new plan or raises :class:`ScheduleError`; whether the result is legal is decided by one
+oracle, on the loop nest (``polyq.schedule.legality``), never here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from polyq.affine import rewrite, sums
+from polyq.affine.dtypes import is_float
+from polyq.affine.errors import ScheduleError
+from polyq.affine.expr import Affine, Constraint
+from polyq.affine.spec import Spec
+from polyq.schedule.stages import KINDS, Plan
+
+__all__ = ["REWRITES", "TRANSFORMS", "changes_rounding"]
+
+
+def split(plan: Plan, op: str, axis: str, factor: int, outer: str | None = None, inner: str | None = None) -> Plan:
+    """Replace an axis by two. rewrite: ``for k`` -> ``for ko: for ki`` with ``k = factor*ko + ki``."""
+    if factor < 1:
+        raise ScheduleError(f"split({op!r}, {axis!r}, {factor}): the factor must be at least 1")
+    return plan.with_stage(plan.stage(op).split(axis, factor, outer, inner))
+
+
+def reorder(plan: Plan, op: str, axes: Sequence[str]) -> Plan:
+    """Bring the named axes into this order, at the places that they hold together."""
+    stage = plan.stage(op)
+    if len(set(axes)) != len(axes):
+        raise ScheduleError(f"reorder({op!r}, {list(axes)}): an axis is named twice")
+    return plan.with_stage(stage.reordered(tuple(axes)))
+
+
+def mark(plan: Plan, op: str, axis: str, kind: str) -> Plan:
+    """Make an axis ``serial``, ``parallel``, ``unroll`` or ``vector``."""
+    if kind not in KINDS:
+        raise ScheduleError(f"{kind!r} is no kind of loop; choose one of {', '.join(KINDS)}")
+    return plan.with_stage(plan.stage(op).with_kind(axis, kind))
+
+
+def fuse(plan: Plan, producer: str, into: str, at: str) -> Plan:
+    """Compute ``producer`` inside the axis ``at`` of ``into``, for what that iteration reads.
+
+    rewrite: ``for p: d[p] = f; for i: for j: y += d[..]`` -> ``for i: (for p in region(i): d[p] = f); for j: y += d[..]``
+    requires: the axis is there; producer and host do not stand inside each other.
+    """
+    stage, host = plan.stage(producer), plan.stage(into)
+    if at not in host.order:
+        raise ScheduleError(f"fuse({producer!r}, into={into!r}, at={at!r}): {into} has the axes {', '.join(host.order) or 'none'}")
+    above = into
+    while above is not None:
+        if above == producer:
+            raise ScheduleError(f"fuse({producer!r}, into={into!r}): {into} stands inside {producer}")
+        place = plan.stage(above).at
+        above = None if place is None else place[0]
+    return plan.with_stage(replace(stage, at=(into, at)))
+
+
+def unfuse(plan: Plan, producer: str) -> Plan:
+    """Put a stage back at the root."""
+    return plan.with_stage(replace(plan.stage(producer), at=None))
+
+
+def prefetch(plan: Plan, tensor: str, ahead: int) -> Plan:
+    """Ask for the cache lines of ``tensor`` this many bytes before they are read."""
+    _tensor(plan.spec, tensor)
+    return replace(plan, prefetch=(*((t, a) for t, a in plan.prefetch if t != tensor), (tensor, ahead)))
+
+
+def stream(plan: Plan, tensor: str) -> Plan:
+    """Store ``tensor`` past the cache."""
+    _tensor(plan.spec, tensor)
+    return replace(plan, stream=tuple(sorted({*plan.stream, tensor})))
+
+
+def _tensor(spec: Spec, name: str) -> None:
+    if name not in {t.name for t in spec.all_tensors}:
+        raise ScheduleError(f"there is no tensor {name!r}; the spec has {', '.join(t.name for t in spec.all_tensors)}")
+
+
+# ---- rewrites of the spec
+def inline(plan: Plan, tensor: str) -> Plan:
+    """Compute a temporary where it is read (see :func:`polyq.affine.rewrite.inline`)."""
+    _tensor(plan.spec, tensor)
+    return plan.with_spec(rewrite.inline(plan.spec, tensor))
+
+
+def split_dim(plan: Plan, op: str, dim: str, factor: int, outer: str | None = None, inner: str | None = None) -> Plan:
+    """Replace a dim of the op itself by two (see :func:`polyq.affine.rewrite.split`)."""
+    plan.stage(op)
+    return plan.with_spec(rewrite.split(plan.spec, op, dim, factor, outer, inner))
+
+
+def partial_sums(plan: Plan, op: str, keep: Sequence[str], tensor: str | None = None) -> Plan:
+    """Reduce in two steps (see :func:`polyq.affine.rewrite.partial_sums`)."""
+    plan.stage(op)
+    return plan.with_spec(rewrite.partial_sums(plan.spec, op, tuple(keep), tensor))
+
+
+def distribute(plan: Plan, op: str) -> Plan:
+    """Give each term of a sum its own statement (see :func:`polyq.affine.sums.distribute`)."""
+    plan.stage(op)
+    return plan.with_spec(sums.distribute(plan.spec, op))
+
+
+def factor(plan: Plan, op: str, inner: Sequence[str], tensor: str | None = None) -> Plan:
+    """Move factors out of the sum over ``inner`` (see :func:`polyq.affine.sums.factor`)."""
+    plan.stage(op)
+    return plan.with_spec(sums.factor(plan.spec, op, tuple(inner), tensor))
+
+
+def accumulate(plan: Plan, tensor: str, local: str | None = None) -> Plan:
+    """Give a tensor's writers a private copy (see :func:`polyq.affine.rewrite.accumulate`)."""
+    _tensor(plan.spec, tensor)
+    return plan.with_spec(rewrite.accumulate(plan.spec, tensor, local))
+
+
+def copy_of(
+    plan: Plan, tensor: str, readers: Sequence[str], shape: Sequence[Affine], dims: Sequence[str], source: Sequence[Affine],
+    place: Sequence[Affine], name: str | None = None, where: Sequence[Constraint] = (),
+) -> Plan:  # fmt: skip
+    """Let readers read a copy in another layout (see :func:`polyq.affine.rewrite.copy_of`)."""
+    _tensor(plan.spec, tensor)
+    return plan.with_spec(rewrite.copy_of(plan.spec, tensor, readers, shape, dims, source, place, name, where))
+
+
+TRANSFORMS: dict[str, Callable[..., Plan]] = {
+    f.__name__: f
+    for f in (split, reorder, mark, fuse, unfuse, prefetch, stream, inline, split_dim, partial_sums, distribute, factor, accumulate, copy_of)
+}
+REWRITES = frozenset({"inline", "split_dim", "partial_sums", "distribute", "factor", "accumulate", "copy_of"})
+
+
+def changes_rounding(spec: Spec, name: str, arguments: dict[str, object]) -> bool:
+    """Whether a rewrite changes the order or the factors of a float computation."""
+    if name not in ("partial_sums", "distribute", "factor"):
+        return False
+    op = spec.op(str(arguments["op"]))
+    return is_float(spec.tensor(op.target).dtype) and not (name == "partial_sums" and op.reduce in ("min", "max"))
