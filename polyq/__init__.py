@@ -61,7 +61,7 @@ _LAZY = {
 _PACKAGES = ("build", "testing")
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - one function for all names
+def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"polyq.{name}")
     if name in _LAZY:

@@ -105,9 +105,11 @@ def test_an_unusable_folder_gives_a_private_one_and_one_warning(tmp_path, monkey
     else:
         for name in ("POLYQ_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
             monkeypatch.delenv(name, raising=False)
+    def answers():
+        return [int(polyq.build(answer(value, reason))()[0]) for value in (42, 43)]
+
     with pytest.warns(RuntimeWarning, match=reason) as warned:
-        assert polyq.build(answer(42, reason))()[0] == 42
-        assert polyq.build(answer(43, reason))()[0] == 43
+        assert answers() == [42, 43]
     assert len(warned) == 1
     private = cache.cache_folder()
     assert private.stat().st_mode & 0o777 == 0o700

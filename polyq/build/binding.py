@@ -34,7 +34,7 @@ _guard = ForkLock()
 
 
 @lru_cache(maxsize=1)
-def ffi() -> Any:  # noqa: ANN401 - cffi's own objects have no types
+def ffi() -> Any:
     """Return the cffi instance that knows :data:`DECLARATIONS`."""
     from polyq.build import _abi
 
@@ -42,11 +42,11 @@ def ffi() -> Any:  # noqa: ANN401 - cffi's own objects have no types
 
 
 @lru_cache(maxsize=1)
-def _system() -> Any:  # noqa: ANN401
+def _system() -> Any:
     return ffi().dlopen(None)
 
 
-def symbol(path: Path, name: str, kind: str) -> Any:  # noqa: ANN401
+def symbol(path: Path, name: str, kind: str) -> Any:
     """Return the symbol ``name`` of a library as the C type ``kind``.
 
     A library is loaded once and never unloaded: threads of the pool may be inside it. :class:`BuildError` where it
@@ -84,7 +84,7 @@ def pointers(count: int) -> Callable[[Sequence[Any]], Any]:
     return lambda buffers: new(kind, buffers)
 
 
-def integers(values: Sequence[int]) -> Any:  # noqa: ANN401
+def integers(values: Sequence[int]) -> Any:
     """Return a C array of ``int64_t``."""
     return ffi().new("int64_t[]", list(values) or [0])
 

@@ -34,12 +34,12 @@ class Executable:
         self._pointers = binding.pointers(len(self._places))
         self._param_arrays: dict[Params, Any] = {}
 
-    def call(self, args: Sequence[object], named: Mapping[str, object], out: object, threads: int) -> Any:  # noqa: ANN401
+    def call(self, args: Sequence[object], named: Mapping[str, object], out: object, threads: int) -> Any:
         """Check arguments, run, and return the results."""
         inputs, params = self.signature.take(args, named)
         return self.run(inputs, params, out, threads)
 
-    def run(self, inputs: Sequence[Array], params: Params, out: object, threads: int) -> Any:  # noqa: ANN401
+    def run(self, inputs: Sequence[Array], params: Params, out: object, threads: int) -> Any:
         """Run on checked inputs; ``out`` is what the caller passed, or ``None``."""
         if self.entry is None:
             raise self._cannot_run()
@@ -62,7 +62,7 @@ class Executable:
                 np.copyto(target, place)
         return self._as_passed(out)
 
-    def _as_passed(self, out: object) -> Any:  # noqa: ANN401
+    def _as_passed(self, out: object) -> Any:
         """Return the caller's own objects, in the form in which results come."""
         if isinstance(out, (tuple, list)):
             return collect(self.spec, list(out))  # pyright: ignore[reportUnknownArgumentType]
@@ -74,7 +74,7 @@ class Executable:
         # an updated tensor is both: the kernel works on the output's copy
         return [len(inputs) + outputs.index(n) if n in outputs else inputs.index(n) for n in self.module.buffers]
 
-    def _param_array(self, params: Params) -> Any:  # noqa: ANN401
+    def _param_array(self, params: Params) -> Any:
         found = self._param_arrays.get(params)
         if found is None:
             values = dict(zip(self.signature.params, params, strict=True))

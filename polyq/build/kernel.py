@@ -68,7 +68,7 @@ class Kernel:
         return make_schedule(self.spec, self.numerics, self.target)
 
     @cached_property
-    def certificate(self) -> Any:  # noqa: ANN401 - a value of the schedule room
+    def certificate(self) -> Any:
         """The proof that the loops compute the spec; ``verify()`` on it checks again."""
         return self.schedule.certificate()
 
@@ -76,7 +76,7 @@ class Kernel:
         """Return each decision of the schedule, with its counts."""
         return self._plan.explanation
 
-    def error_bound(self, *args: object, **named: object) -> Any:  # noqa: ANN401 - an array, or a tuple of them
+    def error_bound(self, *args: object, **named: object) -> Any:
         """Return the forward error bound against the oracle, elementwise and shaped like the outputs.
 
         Under ``"strict"`` it is 0: the kernel computes what the oracle computes, bit by bit.
@@ -89,7 +89,7 @@ class Kernel:
         return collect(self.spec, found)
 
     # ---- calls
-    def __call__(self, /, *args: object, out: object = None, **named: object) -> Any:  # noqa: ANN401
+    def __call__(self, /, *args: object, out: object = None, **named: object) -> Any:
         """Compute the outputs: an array, or a named tuple of several.
 
         ``out`` is an array (a tuple of them for several outputs) that receives the result; it may overlap the inputs.
@@ -181,7 +181,7 @@ class Bound:
         """The bytes that the snapshot holds."""
         return sum(array.nbytes for array in self._held.values())
 
-    def __call__(self, /, *args: object, out: object = None, **named: object) -> Any:  # noqa: ANN401
+    def __call__(self, /, *args: object, out: object = None, **named: object) -> Any:
         """Compute the outputs from the remaining inputs; ``out`` as for the kernel."""
         kernel = self.kernel
         values = self._values(args, named)

@@ -107,12 +107,12 @@ def _output(tensor: Tensor, value: object, dtype: np.dtype[Any], shape: tuple[in
     if tensor.dtype == "bf16" and array.dtype.name == "bfloat16":
         array = array.view(np.uint16)
     if array.dtype is not dtype and array.dtype != dtype:
-        raise ArgumentTypeError(f"out: {tensor.name} expects dtype {dtype.name} ({tensor.dtype}), got {array.dtype}")
+        raise ArgumentTypeError(f"out: {tensor.name} expects dtype {dtype} ({tensor.dtype}), got {array.dtype}")
     if array.shape != shape:
         raise ArgumentError(f"out: {tensor.name} expects shape {shape}, got {array.shape}")
     if not array.flags.writeable:
         raise ArgumentError(f"out: the array for {tensor.name} is read-only; give one that can be written")
-    if 0 in array.strides and any(s == 0 and n > 1 for s, n in zip(array.strides, array.shape, strict=True)):
+    if array.size and 0 in array.strides and any(s == 0 and n > 1 for s, n in zip(array.strides, array.shape, strict=True)):
         raise ArgumentError(f"out: the array for {tensor.name} is a broadcast view, several of its elements are one")
     return array
 
@@ -132,7 +132,7 @@ def _writable(tensor: Tensor, value: object) -> Array:
         ) from error
 
 
-def _shared(value: Any) -> Array:  # noqa: ANN401 - anything that shows its memory
+def _shared(value: Any) -> Array:
     if hasattr(value, "__array_interface__"):
         return np.asarray(value)
     if hasattr(value, "__dlpack__"):

@@ -39,11 +39,11 @@ class ScheduleLike(Protocol):
         ...
 
     @property
-    def target(self) -> Any:  # noqa: ANN401 - only its name is shown
+    def target(self) -> Any:
         """The machine it was made for."""
         ...
 
-    def certificate(self) -> Any:  # noqa: ANN401 - passed on as it is
+    def certificate(self) -> Any:
         """Return the proof that the lowered program computes the spec."""
         ...
 

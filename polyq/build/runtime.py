@@ -19,7 +19,7 @@ _guard = ForkLock()
 _loaded: Any = None
 
 
-def shared_runtime() -> Any:  # noqa: ANN401 - a pointer of cffi
+def shared_runtime() -> Any:
     """Return a pointer to the ``polyq_runtime`` of this process; compiled and loaded at the first call."""
     global _loaded  # two pools would use twice the cores
     with _guard:
