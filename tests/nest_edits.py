@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 
 from polyq.affine.expr import Affine, Constraint
@@ -154,7 +155,7 @@ def fuse(r: Random, nest: LoopNest) -> LoopNest | None:
     places: list[tuple[Loop, Loop]] = []
 
     def look(block: Block) -> None:
-        for a, b in zip(block, block[1:], strict=False):
+        for a, b in pairwise(block):
             if isinstance(a, Loop) and isinstance(b, Loop):
                 places.append((a, b))
         for n in block:

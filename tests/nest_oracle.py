@@ -20,7 +20,7 @@ from polyq.schedule.naive import naive_nest
 Cell = tuple[int, tuple[int, ...]]
 
 
-class Wrong(Exception):  # noqa: N818
+class Wrong(Exception):
     """The nest does not compute the spec."""
 
 
@@ -146,10 +146,7 @@ def _assign(node: Assign, at: dict[str, int], visible: dict[str, tuple[int, tupl
     target = cell(node.target, node.index)
     before = load(node.target, node.index) if node.reduce else None
     instance = (node.op, tuple(e.evaluate(at, run.params) for e in node.instance))
-    if not node.op:
-        result = values[0]
-    else:
-        result = _result(node, instance, values, before, run)
+    result = _result(node, instance, values, before, run) if node.op else values[0]
     run.cells[target] = result
     if run.touched:
         run.touched[-1][1].add(target)

@@ -160,5 +160,5 @@ def test_a_nest_must_be_well_formed() -> None:
     with pytest.raises(ValueError, match="the loop variable 'i' occurs twice"):
         read_back(LoopNest("k", (), nest.buffers, nest.body * 2))
     lost = Assign("t.init", (), "nowhere", (), Const(0.0, "f32"))
-    with pytest.raises(ValueError, match="t.init: no buffer 'nowhere' is visible here; there are \\['t', 'x'\\]"):
+    with pytest.raises(ValueError, match=r"t\.init: no buffer 'nowhere' is visible here; there are \['t', 'x'\]"):
         read_back(LoopNest("k", (), nest.buffers, (lost,)))

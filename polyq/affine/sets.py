@@ -1,9 +1,9 @@
 """Integer sets and relations: the one boundary to isl.
 
 :class:`Domain` is a set of integer points with named dims; :class:`Relation` relates two of them. Both may depend on
-parameters, all of which are at least 0. Values are frozen: every operation returns a new one. Nothing outside this module sees a raw isl
-object, and isl never sees a name of the user: dims are positions there, and parameters carry encoded names. Sets are
-built from affine expressions, never from text.
+parameters, all of which are at least 0. Values are frozen: every operation returns a new one. Nothing outside this
+module sees a raw isl object, and isl never sees a name of the user: dims are positions there, and parameters carry
+encoded names. Sets are built from affine expressions, never from text.
 
 Domains are compared by :meth:`Domain.equals`; ``==`` is identity.
 """
@@ -13,21 +13,23 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, reduce
+from typing import TypeVar
 
 import islpy as isl
 
 from polyq.affine.expr import Affine, AffineLike, Constraint, FloorDiv
 
-__all__ = ["Access", "Domain", "Relation", "SearchLimit", "limited", "value_flow"]
+__all__ = ["Domain", "Point", "Relation", "SearchLimit", "last_writers", "limited"]
 
 _CONTEXT = isl.DEFAULT_CONTEXT
 _SET, _PARAM, _IN, _OUT, _DIV = (
     isl.dim_type.set, isl.dim_type.param, isl.dim_type.in_, isl.dim_type.out, isl.dim_type.div,
 )  # fmt: skip
 
+#: (dims, parameters)
 Point = tuple[dict[str, int], dict[str, int]]
+_Raw = TypeVar("_Raw", isl.Set, isl.Map)
 
 
 class SearchLimit(RuntimeError):
@@ -60,7 +62,7 @@ def _decode(name: str) -> str:
     return bytes.fromhex(name[1:]).decode()
 
 
-def _space(params: Sequence[str], dims: int) -> Any:
+def _space(params: Sequence[str], dims: int) -> isl.Space:
     space = isl.Space.set_alloc(_CONTEXT, len(params), dims)
     for position, name in enumerate(params):
         space = space.set_dim_name(_PARAM, position, _encode(name))
@@ -74,7 +76,7 @@ def _params_of(exprs: Iterable[Affine]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _to_aff(expr: Affine, local: Any, where: Mapping[str, tuple[Any, int]]) -> Any:
+def _to_aff(expr: Affine, local: isl.LocalSpace, where: Mapping[str, tuple[isl.dim_type, int]]) -> isl.Aff:
     """Return ``expr`` as an isl aff; ``where`` gives type and position of an atom, by ``d`` or ``p`` + its name."""
     aff = isl.Aff.zero_on_domain(local).set_constant_val(expr.const)
     for atom, coefficient in expr.terms:
@@ -90,7 +92,7 @@ def _to_aff(expr: Affine, local: Any, where: Mapping[str, tuple[Any, int]]) -> A
     return aff
 
 
-def _affs(exprs: Sequence[Affine], dims: Sequence[str]) -> tuple[list[Any], Any]:
+def _affs(exprs: Sequence[Affine], dims: Sequence[str]) -> tuple[list[isl.Aff], isl.Space]:
     params = _params_of(exprs)
     space = _space(params, len(dims))
     where = {f"d{d}": (_IN, i) for i, d in enumerate(dims)} | {f"p{p}": (_PARAM, i) for i, p in enumerate(params)}
@@ -100,13 +102,13 @@ def _affs(exprs: Sequence[Affine], dims: Sequence[str]) -> tuple[list[Any], Any]
     return [_to_aff(e, local, where) for e in exprs], space
 
 
-def _multi_aff(exprs: Sequence[Affine], dims: Sequence[str]) -> Any:
+def _multi_aff(exprs: Sequence[Affine], dims: Sequence[str]) -> isl.MultiAff:
     """Return the map from points over ``dims`` to the values of ``exprs``."""
     return _cached_multi_aff(tuple(exprs), tuple(dims))
 
 
 @lru_cache(maxsize=8192)
-def _cached_multi_aff(exprs: tuple[Affine, ...], dims: tuple[str, ...]) -> Any:
+def _cached_multi_aff(exprs: tuple[Affine, ...], dims: tuple[str, ...]) -> isl.MultiAff:
     affs, space = _affs(exprs, dims)
     result = isl.MultiAff.zero(isl.Space.map_from_domain_and_range(space, _like(space, len(exprs))))
     for position, aff in enumerate(affs):
@@ -114,17 +116,17 @@ def _cached_multi_aff(exprs: tuple[Affine, ...], dims: tuple[str, ...]) -> Any:
     return result
 
 
-def _like(space: Any, dims: int) -> Any:
+def _like(space: isl.Space, dims: int) -> isl.Space:
     return isl.Space.set_from_params(space.params()).add_dims(_SET, dims)
 
 
-def _constrained(dims: Sequence[str], constraints: Sequence[Constraint]) -> Any:
+def _constrained(dims: Sequence[str], constraints: Sequence[Constraint]) -> isl.Set:
     """Return the points over ``dims`` where all constraints hold, for parameters that are at least 0."""
     return _cached_constrained(tuple(dims), tuple(constraints))
 
 
 @lru_cache(maxsize=8192)
-def _cached_constrained(dims: tuple[str, ...], constraints: tuple[Constraint, ...]) -> Any:
+def _cached_constrained(dims: tuple[str, ...], constraints: tuple[Constraint, ...]) -> isl.Set:
     affs, space = _affs([c.expr for c in constraints], dims)
     result = isl.BasicSet.universe(space)
     for c, aff in zip(constraints, affs, strict=True):
@@ -132,7 +134,7 @@ def _cached_constrained(dims: tuple[str, ...], constraints: tuple[Constraint, ..
     return _nonnegative_params(result.to_set())
 
 
-def _nonnegative_params(raw: Any) -> Any:
+def _nonnegative_params(raw: _Raw) -> _Raw:
     count = raw.dim(_PARAM)
     for position in range(count):
         raw = raw.lower_bound_val(_PARAM, position, 0)
@@ -140,15 +142,15 @@ def _nonnegative_params(raw: Any) -> Any:
 
 
 # ---- from isl to affine expressions
-def _int(value: Any) -> int:
+def _int(value: isl.Val) -> int:
     return int(value.to_python())
 
 
-def _from_local(item: Any, dims: Sequence[str], kind: Any) -> Affine:
+def _from_local(item: isl.Aff | isl.Constraint, dims: Sequence[str], kind: isl.dim_type) -> Affine:
     """Return the affine expression of an aff (times its denominator) or of a constraint with known divs."""
     scale = _int(item.get_denominator_val()) if isinstance(item, isl.Aff) else 1
 
-    def scaled(value: Any) -> int:
+    def scaled(value: isl.Val) -> int:
         return _int(value.mul(isl.Val.int_from_si(_CONTEXT, scale)))
 
     total = Affine(scaled(item.get_constant_val()))
@@ -164,11 +166,11 @@ def _from_local(item: Any, dims: Sequence[str], kind: Any) -> Affine:
     return total
 
 
-def _from_aff_floor(aff: Any, dims: Sequence[str]) -> Affine:
+def _from_aff_floor(aff: isl.Aff, dims: Sequence[str]) -> Affine:
     return _from_local(aff, dims, _IN) // _int(aff.get_denominator_val())
 
 
-def _constraints_of(basic: Any, dims: Sequence[str]) -> list[Constraint]:
+def _constraints_of(basic: isl.BasicSet, dims: Sequence[str]) -> list[Constraint]:
     found: list[Constraint] = []
     for c in basic.get_constraints():
         if not c.is_equality() and c.is_div_constraint():
@@ -177,16 +179,16 @@ def _constraints_of(basic: Any, dims: Sequence[str]) -> list[Constraint]:
     return sorted(found, key=lambda c: (not c.equality, len(c.expr.terms), str(c.expr)))
 
 
-def _basic_sets(raw: Any) -> list[Any]:
+def _basic_sets(raw: isl.Set) -> list[isl.BasicSet]:
     return list(raw.coalesce().compute_divs().get_basic_sets())
 
 
-def _params_to_dims(raw: Any) -> tuple[Any, tuple[str, ...]]:
-    names = tuple(_decode(raw.get_dim_name(_PARAM, i)) for i in range(raw.dim(_PARAM)))
+def _params_to_dims(raw: isl.Set) -> tuple[isl.Set, tuple[str, ...]]:
+    names = tuple(_decode(str(raw.get_dim_name(_PARAM, i))) for i in range(raw.dim(_PARAM)))
     return raw.move_dims(_SET, 0, _PARAM, 0, len(names)), names
 
 
-def _sample(raw: Any, dims: Sequence[str]) -> Point | None:
+def _sample(raw: isl.Set, dims: Sequence[str]) -> Point | None:
     flat, params = _params_to_dims(raw)
     if flat.is_empty():
         return None
@@ -206,7 +208,7 @@ class Domain:
     """
 
     dims: tuple[str, ...]
-    raw: Any
+    raw: isl.Set
 
     @staticmethod
     def make(dims: Sequence[str], constraints: Iterable[Constraint] = (), context: Iterable[Constraint] = ()) -> Domain:
@@ -232,7 +234,7 @@ class Domain:
         """Return the set with dims renamed."""
         return Domain(tuple(names.get(d, d) for d in self.dims), self.raw)
 
-    def _same(self, other: Domain) -> Any:
+    def _same(self, other: Domain) -> isl.Set:
         return other.with_dims(self.dims).raw
 
     def intersect(self, other: Domain) -> Domain:
@@ -276,7 +278,7 @@ class Domain:
         """Return the number of points; every parameter that occurs needs a value."""
         raw = self.raw
         for position in reversed(range(raw.dim(_PARAM))):
-            name = _decode(raw.get_dim_name(_PARAM, position))
+            name = _decode(str(raw.get_dim_name(_PARAM, position)))
             if params is None or name not in params:
                 raise ValueError(f"count: the parameter {name!r} needs a value, got {dict(params or {})}")
             raw = raw.fix_val(_PARAM, position, params[name]).project_out(_PARAM, position, 1)
@@ -336,7 +338,7 @@ class Domain:
         return self._extreme(expr, greatest=True)
 
     def upper_affine(self, expr: AffineLike | str) -> Affine | None:
-        """Return the greatest value of ``expr`` (or of a dim) as one affine expression of parameters, else ``None``."""
+        """Return the greatest value of ``expr`` (or a dim) as one affine expression of parameters, else ``None``."""
         return self._bound(expr, greatest=True)
 
     def lower_affine(self, expr: AffineLike | str) -> Affine | None:
@@ -393,7 +395,7 @@ class Domain:
     __repr__ = __str__
 
 
-def _split_bounds(raw: Any, dims: Sequence[str]) -> tuple[tuple[Affine, ...], tuple[Affine, ...]]:
+def _split_bounds(raw: isl.Set, dims: Sequence[str]) -> tuple[tuple[Affine, ...], tuple[Affine, ...]]:
     """Return lower and exclusive upper bounds of the last of ``dims``."""
     last = len(dims) - 1
     raw = raw.coalesce()
@@ -422,7 +424,7 @@ class Relation:
 
     in_dims: tuple[str, ...]
     out_dims: tuple[str, ...]
-    raw: Any
+    raw: isl.Map
 
     @staticmethod
     def make(in_dims: Sequence[str], out_dims: Sequence[str], constraints: Iterable[Constraint] = ()) -> Relation:
@@ -530,7 +532,7 @@ class Relation:
         return Relation(self.in_dims, self.out_dims, self.raw.lexmin())
 
     def as_affine(self) -> tuple[Affine, ...] | None:
-        """Return the out dims as one quasi-affine expression each of the in dims; ``None`` if there is no such form."""
+        """Return each out dim as one quasi-affine expression of the in dims; ``None`` if there is no such form."""
         if not self.is_single_valued():
             return None
         mapping = isl.PwMultiAff.from_map(self.raw).coalesce()
@@ -563,138 +565,41 @@ class Relation:
     __repr__ = __str__
 
 
-def _unflatten(raw: Any, split: int) -> Any:
+def _unflatten(raw: isl.Set, split: int) -> isl.Map:
     count = raw.dim(_SET)
     return isl.Map.from_domain(raw).move_dims(_OUT, 0, _IN, split, count - split)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Access:
-    """What one statement does to one array: at every point of ``domain``, at ``time``, it touches ``array[index]``.
-
-    The times of all accesses of a program have one length; they are compared lexicographically.
-    """
-
-    domain: Domain
-    time: tuple[Affine, ...]
-    array: str
-    index: tuple[Affine, ...]
-
-
-def value_flow(
-    reads: Sequence[Access], writes: Sequence[Access]
+def last_writers(
+    sinks: Sequence[tuple[Relation, Relation]], sources: Sequence[tuple[Relation, Relation]]
 ) -> tuple[dict[tuple[int, int], Relation], dict[int, Domain]]:
-    """Return which write each read gets its value from: exact, by the last writer before it.
+    """Relate every source point to the sink points that see its value.
 
-    The first result holds, for (position of the write, position of the read), the pairs from writing to reading
-    points, where there are any; the second, by position of the read, the points that no write precedes. A read at the
-    time of a write comes first.
+    Sinks and sources are (points to cells, points to times); a sink sees the last source of its cell before its own
+    time. Returns (position of source, position of sink) -> pairs, and position of sink -> points without a source.
     """
+    info = isl.UnionAccessInfo.from_sink(_union([c for c, _ in sinks], "R"))
+    info = info.set_must_source(_union([c for c, _ in sources], "W"))
+    order = _union([t for _, t in sinks], "R").union(_union([t for _, t in sources], "W"))
+    flow = info.set_schedule_map(order).compute_flow()
     flows: dict[tuple[int, int], Relation] = {}
-    unwritten: dict[int, Domain] = {}
-    sinks: dict[str, list[int]] = {}
-    sources: dict[str, list[int]] = {}
-    for position, r in enumerate(reads):
-        sinks.setdefault(r.array, []).append(position)
-    for position, w in enumerate(writes):
-        sources.setdefault(w.array, []).append(position)
-    for array, found in sinks.items():
-        _flow_of_array(reads, writes, found, sources.get(array, []), flows, unwritten)
-    return flows, unwritten
-
-
-def _flow_of_array(
-    reads: Sequence[Access],
-    writes: Sequence[Access],
-    sinks: list[int],
-    sources: list[int],
-    flows: dict[tuple[int, int], Relation],
-    unwritten: dict[int, Domain],
-) -> None:
-    if not sources:
-        unwritten.update({i: reads[i].domain for i in sinks if not reads[i].domain.is_empty()})
-        return
-    accesses = [*(reads[i] for i in sinks), *(writes[i] for i in sources)]
-    times = _essential_times(accesses)
-    tags = [*(f"R{i}" for i in sinks), *(f"W{i}" for i in sources)]
-    cells = [_tagged(a, a.index, tag) for a, tag in zip(accesses, tags, strict=True)]
-    order = [
-        _tagged(a, (*time, Affine(int(tag[0] == "W"))), tag) for a, time, tag in zip(accesses, times, tags, strict=True)
-    ]
-    info = isl.UnionAccessInfo.from_sink(_union(cells[: len(sinks)]))
-    flow = info.set_must_source(_union(cells[len(sinks) :])).set_schedule_map(_union(order)).compute_flow()
+    lost: dict[int, Domain] = {}
     for part in _maps(flow.get_must_dependence()):
-        i, j = (int(part.get_tuple_name(kind)[1:]) for kind in (_IN, _OUT))
+        i, j = (int(str(part.get_tuple_name(kind))[1:]) for kind in (_IN, _OUT))
         raw = part.reset_tuple_id(_IN).reset_tuple_id(_OUT)
-        flows[i, j] = Relation(writes[i].domain.dims, reads[j].domain.dims, raw)
+        flows[i, j] = Relation(sources[i][0].in_dims, sinks[j][0].in_dims, raw)
     for part in _maps(flow.get_must_no_source()):
-        j = int(part.get_tuple_name(_IN)[1:])
+        j = int(str(part.get_tuple_name(_IN))[1:])
         if not part.is_empty():
-            unwritten[j] = Domain(reads[j].domain.dims, part.domain().reset_tuple_id())
+            lost[j] = Domain(sinks[j][0].in_dims, part.domain().reset_tuple_id())
+    return flows, lost
 
 
-def _essential_times(accesses: list[Access]) -> list[tuple[Affine, ...]]:
-    """Return times of one length that order the accesses to one cell as the given times do, as short as possible.
-
-    isl's flow analysis goes through the dims of the time one by one, so it is worth leaving out a dim that is the same
-    for all accesses that agree so far: a constant (the only child of a loop), or a function of the cell (the loop over
-    a tile that owns it). Accesses that differ in a constant are apart from there on.
-    """
-    result: list[list[Affine]] = [[] for _ in accesses]
-
-    def descend(members: list[int], position: int) -> None:
-        while position < len(accesses[members[0]].time):
-            column = [accesses[i].time[position] for i in members]
-            position += 1
-            if all(e.is_constant for e in column):
-                constants = sorted({e.const for e in column})
-                if len(constants) > 1:
-                    for value in constants:
-                        group = [i for i, e in zip(members, column, strict=True) if e.const == value]
-                        for i in group:
-                            result[i].append(Affine(value))
-                        descend(group, position)
-                    return
-            elif not _is_function_of_cell([accesses[i] for i in members], column):
-                for i, e in zip(members, column, strict=True):
-                    result[i].append(e)
-
-    descend(list(range(len(accesses))), 0)
-    length = max(map(len, result))
-    return [(*r, *(Affine(0) for _ in range(length - len(r)))) for r in result]
+def _union(relations: Sequence[Relation], tag: str) -> isl.UnionMap:
+    maps = [r.raw.set_tuple_name(_IN, f"{tag}{i}").to_union_map() for i, r in enumerate(relations)]
+    return reduce(isl.UnionMap.union, maps)
 
 
-def _is_function_of_cell(accesses: list[Access], exprs: list[Affine]) -> bool:
-    """Whether all accesses to one cell agree in the value of ``exprs`` (one expression for each access)."""
-    rank = len(accesses[0].index)
-    if any(all(a.index[k] == e for a, e in zip(accesses, exprs, strict=True)) for k in range(rank)):
-        return True
-    total: Relation | None = None
-    seen: set[tuple[int, Affine, tuple[Affine, ...]]] = set()
-    for a, e in zip(accesses, exprs, strict=True):
-        if (id(a.domain), e, a.index) in seen:
-            continue
-        seen.add((id(a.domain), e, a.index))
-        cells = Relation.function(a.domain, a.index, [str(k) for k in range(rank)])
-        values = cells.inverse().compose(Relation.function(a.domain, [e], ["value"]))
-        if not values.is_single_valued():
-            return False
-        total = values if total is None else total.union(values)
-    return total is None or total.is_single_valued()
-
-
-def _union(maps: Sequence[Any]) -> Any:
-    result = maps[0]
-    for m in maps[1:]:
-        result = result.union(m)
-    return result
-
-
-def _maps(union: Any) -> list[Any]:
+def _maps(union: isl.UnionMap) -> list[isl.Map]:
     maps = union.get_map_list()
     return [maps.get_at(i) for i in range(maps.n_map())]
-
-
-def _tagged(access: Access, exprs: Sequence[Affine], tag: str) -> Any:
-    relation = Relation.function(access.domain, exprs, [str(i) for i in range(len(exprs))]).raw
-    return relation.set_tuple_name(_IN, tag).to_union_map()

@@ -139,7 +139,8 @@ def _buffers(spec: Spec, program: Program) -> Iterator[Violation]:
     for storage in program.storages:
         b = storage.buffer
         if (storage.key == b.name and b.kind == "scratch") or (storage.key != b.name and b.kind != "scratch"):
-            yield Violation("buffer", f"{b.name}: {b.kind} in the wrong place; scratch belongs to a scope", nest=str(nest))
+            text = f"{b.name}: {b.kind} in the wrong place; scratch belongs to a scope, and nothing else does"
+            yield Violation("buffer", text, nest=str(nest))
         if b.kind == "scratch" and not all(e.is_constant for e in b.shape):
             shape = ", ".join(map(str, b.shape))
             yield Violation("buffer", f"scratch {b.name}[{shape}] has no constant size", nest=str(nest))

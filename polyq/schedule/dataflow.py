@@ -13,14 +13,18 @@ from functools import lru_cache
 
 from polyq.affine import dtypes
 from polyq.affine.expr import Affine, Constraint
-from polyq.affine.sets import Access, Domain, Relation, value_flow
+from polyq.affine.flow import Access, value_flow
+from polyq.affine.sets import Domain, Relation
 from polyq.affine.spec import Op, Spec
 from polyq.schedule.loopnest import Buffer
 from polyq.schedule.naive import naive_nest
 from polyq.schedule.readback import Program, Statement, read_back
 from polyq.schedule.witness import Instance, Violation, instance_of, mark
 
-__all__ = ["Flow", "Original", "Reader", "compare", "flow_of", "is_exact", "links", "original_flow", "original_program", "value_id"]
+__all__ = [
+    "Flow", "Original", "Reader", "compare", "flow_of", "is_exact", "links", "original_flow", "original_program",
+    "value_id",
+]  # fmt: skip
 
 #: who reads: a statement and its operand, or ("output", tensor)
 Reader = tuple[int | str, int | str]
@@ -60,8 +64,9 @@ def flow_of(program: Program) -> Flow:
         writers.append((position, s.write))
     depth = len(program.statements[0].time) if program.statements else 1
     written = {a.array for _, a in writers}
-    constant = {b.name: _whole(b, -1, depth) for b in program.nest.buffers if b.kind == "input" and b.name not in written}
-    for buffer in program.nest.buffers:
+    buffers = program.nest.buffers
+    constant = {b.name: _whole(b, -1, depth) for b in buffers if b.kind == "input" and b.name not in written}
+    for buffer in buffers:
         if buffer.kind in ("input", "inout") and buffer.name not in constant:
             writers.append((buffer.name, _whole(buffer, -1, depth)))
         if buffer.kind in ("output", "inout"):
@@ -215,7 +220,7 @@ def _unwritten(spec: Spec, program: Program, flow: Flow, original: Original) -> 
                 )
             continue
         known = original.unwritten.get(str(operand))
-        left = domain if known is None else domain.subtract(known.renamed(dict(zip(known.dims, domain.dims, strict=True))))
+        left = domain if known is None else domain.subtract(known)
         point = left.sample()
         if point is not None:
             cell = ", ".join(map(str, point[0].values()))
@@ -239,7 +244,8 @@ def _compare_edge(
     source_op = source.assign.op if source else f"\0{writer}"
     sink_op, operand = (sink.assign.op if sink else "output"), reader[1]
     if not source_op or not sink_op:
-        return _edge_violation(spec, program, writer, reader, relation, "flow", "is a copy that reads what it wrote itself")
+        text = "is in a copy that reads what it wrote itself"
+        return _edge_violation(spec, program, writer, reader, relation, "flow", text)
     total = source_op in original.free
     head = operand == "self" and sink_op in original.free
     if head and source_op == sink_op:

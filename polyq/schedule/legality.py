@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from polyq.affine.expr import Affine, Constraint
-from polyq.affine.sets import Access, Relation
+from polyq.affine.flow import Access
+from polyq.affine.sets import Relation
 from polyq.affine.spec import Spec
 from polyq.schedule.dataflow import compare, flow_of, is_exact, original_flow, original_program
 from polyq.schedule.loopnest import Loop, LoopNest
@@ -32,9 +33,9 @@ CONCURRENT = ("parallel", "vector")
 class Dependence:
     """All pairs of instances of two ops that touch one cell of ``tensor``, the first one earlier, at least one writing.
 
-    ``kind`` is ``flow`` (write, read), ``anti`` (read, write) or ``output`` (write, write). ``reduction`` says that both
-    are updates of one reduction, whose order an exact type or the numerics may set free. The dims of ``relation`` are
-    those of the ops, the target's with a prime.
+    ``kind`` is ``flow`` (write, read), ``anti`` (read, write) or ``output`` (write, write). ``reduction`` says that
+    both are updates of one reduction, whose order the numerics may set free, and ``exact`` that its order never
+    matters (integers, min, max). The dims of ``relation`` are those of the ops, the target's with a prime.
     """
 
     kind: str

@@ -18,7 +18,8 @@ def naive_nest(spec: Spec) -> LoopNest:
     Every loop variable occurs once: it is named after its dim, with a number where that name is taken.
     """
     taken = {*spec.params, *(t.name for t in spec.all_tensors)}
-    return LoopNest(spec.name, spec.params, tensor_buffers(spec), tuple(n for op in spec.ops for n in _loops(op, taken)))
+    body = tuple(node for op in spec.ops for node in _loops(op, taken))
+    return LoopNest(spec.name, spec.params, tensor_buffers(spec), body)
 
 
 def tensor_buffers(spec: Spec) -> tuple[Buffer, ...]:

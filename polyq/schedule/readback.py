@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from polyq.affine.expr import Affine, Constraint
+from polyq.affine.flow import Access
 from polyq.affine.scalar import loads
-from polyq.affine.sets import Access, Domain
+from polyq.affine.sets import Domain
 from polyq.schedule.loopnest import Assign, Block, Buffer, Guard, Loop, LoopNest, Scope
 
 __all__ = ["Program", "Statement", "Storage", "read_back"]
@@ -81,7 +82,10 @@ class _Place:
 
 
 def read_back(nest: LoopNest) -> Program:
-    """Return the statements of ``nest``; :class:`ValueError` where it is malformed (unknown buffer, rank, variable twice)."""
+    """Return the statements of ``nest``.
+
+    :class:`ValueError` where it is malformed: an unknown buffer, a wrong number of subscripts, a variable twice.
+    """
     storages = {b.name: Storage(b.name, b) for b in nest.buffers}
     walker = _Walker(list(storages.values()), set())
     found = list(walker.block(nest.body, _Place((), (), (), storages)))
