@@ -263,7 +263,9 @@ def test_processes_and_threads_build_one_program_at_once(folder):
         out, err = process.communicate(timeout=120)
         assert (process.returncode, out.decode().strip()) == (0, "2"), err.decode()
     processes[0].communicate()
-    assert len(libraries(folder)) == 2  # the program and the runtime
+    assert all(cache._is_whole(path) for path in libraries(folder))
+    sources = {path.with_suffix(".c").read_text() for path in libraries(folder)}
+    assert sources == {build_programs.scale().module.source, Path(cache.__file__).with_name("runtime.c").read_text()}
 
 
 def test_threads_compile_once(folder, counted):

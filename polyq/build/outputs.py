@@ -112,7 +112,8 @@ def _output(tensor: Tensor, value: object, dtype: np.dtype[Any], shape: tuple[in
         raise ArgumentError(f"out: {tensor.name} expects shape {shape}, got {array.shape}")
     if not array.flags.writeable:
         raise ArgumentError(f"out: the array for {tensor.name} is read-only; give one that can be written")
-    if array.size and 0 in array.strides and any(s == 0 and n > 1 for s, n in zip(array.strides, array.shape, strict=True)):
+    # an empty array's strides may all be 0
+    if array.size and any(s == 0 and n > 1 for s, n in zip(array.strides, array.shape, strict=True)):
         raise ArgumentError(f"out: the array for {tensor.name} is a broadcast view, several of its elements are one")
     return array
 
