@@ -357,7 +357,7 @@ class Domain:
         return _from_local(pieces[0][1], (), _IN)
 
     def loop_bounds(self, var: str, outer: Sequence[str]) -> tuple[tuple[Affine, ...], tuple[Affine, ...]]:
-        """Return (lowers, exclusive uppers) of ``var`` inside loops over ``outer``: max of the first, min of the second.
+        """Return lower and exclusive upper bounds of ``var`` inside loops over ``outer``: a max and a min.
 
         Dims other than ``outer`` and ``var`` are projected out; bounds that follow from the outer dims are left out.
         A union is covered by its hull, and strides are not bounds: what the loop then runs too far,

@@ -45,8 +45,10 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Original:
-    """What a spec says: ``values`` holds, for (op or tensor that comes in, reading op or "output", operand), the pairs
-    of values; ``free`` the reductions whose order may change; ``unwritten`` output cells that nothing is written to.
+    """What a spec says.
+
+    ``values`` holds, for (op or tensor that comes in, reading op or ``output``, operand), the pairs of values; ``free``
+    the reductions whose order may change; ``unwritten`` the output cells that nothing is written to.
     """
 
     values: dict[tuple[str, str, int | str], Relation]
