@@ -196,9 +196,8 @@ class Bounded:
         """Combine with a bound for every order."""
         v = self.values.fold(op, cells[:1], terms[:1], updates)[0]
         if op.reduce == "+":
-            _, error, size, reach = _charge(op, terms, updates)
-            rest = [c + np.add.reduce(t, axis=0) for c, t in zip(cells[1:], (error, size, reach), strict=True)]
-            return (v, *rest)
+            sums = _charge(op, (v, *(np.add.reduce(t, axis=0) for t in terms[1:])), updates)
+            return (v, *(c + t for c, t in zip(cells[1:], sums[1:], strict=True)))
         if op.reduce == "*":
             for k in range(len(terms[0])):
                 cells = _product(op.body.dtype, cells[0], (cells, tuple(t[k] for t in terms)))
@@ -230,6 +229,8 @@ def _rounded(dtype: str, error: Array, size: Array, reach: Array, roundings: flo
 def _checked(dtype: str, bounded: Value) -> Value:
     """Give up where the value, or any partial product that a rewrite could form, may overflow."""
     v, error, size, reach = bounded
+    if np.max(reach + error, initial=0.0) <= GREATEST[dtype]:  # the common case: the value is at most the reach
+        return bounded
     widest = GREATEST["f64" if dtype == "f64" else "f32"]
     safe = (np.abs(v) + error <= GREATEST[dtype]) & (reach + error <= widest)
     return v, (error if safe.all() else np.where(safe, error, np.inf)), size, reach

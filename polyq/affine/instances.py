@@ -8,6 +8,7 @@ computed is an :class:`Arithmetic`: :mod:`polyq.affine.interpret` computes in th
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,27 +93,79 @@ class _Run:
     def all(self) -> None:
         """Run every instance of the op."""
         op, extents = self.op, self.extents
-        reads_itself = any(r.tensor == op.target for r in op.reads)
-        vector = _vector_dims(op, reads_itself)
+        vector = _vector_dims(op)
         loops = [d for d in op.dims if d not in vector]
         updates = math.prod(extents[d] for d in loops)
-        accumulates = op.reduce is not None and not reads_itself
+        accumulates = op.reduce is not None and not _reads_itself(op)
         if accumulates:
             self.store[op.target] = _dense(self.arithmetic.begin(op, self.store[op.target], updates))
-        for block in _blocks([extents[d] for d in vector], BLOCK):
+        # in a reduction, several updates of each cell are evaluated at once
+        limit = BLOCK // 16 if accumulates and updates > 1 else BLOCK
+        for block in _blocks([extents[d] for d in vector], limit):
             ranges = {d: np.arange(*span) for d, span in zip(vector, block, strict=True)}
-            size = math.prod(len(r) for r in ranges.values())
-            chunk = max(1, BLOCK // size) if accumulates else 1
-            for start in range(0, updates, chunk):
-                points = np.arange(start, min(start + chunk, updates))
-                coordinates = np.unravel_index(points, [extents[d] for d in loops]) if loops else ()
-                env = dict(zip(loops, coordinates, strict=True)) if loops else {}
-                self._instances(env, len(points), ranges, updates)
+            chunk = max(1, BLOCK // math.prod(len(r) for r in ranges.values())) if accumulates else 1
+            if accumulates and not any(e.dims() & set(loops) for e in op.index):
+                self._accumulate(ranges, self._points(loops, updates, chunk), updates)
+            else:
+                for env, points in self._points(loops, updates, chunk):
+                    self._instances(env, points, ranges, updates)
         if accumulates:
             self.store[op.target] = _dense(self.arithmetic.end(op, self.store[op.target]))
 
+    def _points(self, loops: Sequence[str], count: int, chunk: int) -> Iterator[tuple[dict[str, Array], int]]:
+        """Yield the points of the box of ``loops`` in lexicographic order, ``chunk`` at a time."""
+        sizes = [self.extents[d] for d in loops]
+        for start in range(0, count, chunk):
+            points = np.arange(start, min(start + chunk, count))
+            coordinates = np.unravel_index(points, sizes) if loops else ()
+            yield dict(zip(loops, coordinates, strict=True)), len(points)
+
+    def _accumulate(
+        self, ranges: dict[str, Array], chunks: Iterator[tuple[dict[str, Array], int]], updates: int
+    ) -> None:
+        """Reduce over ``chunks`` into cells that only ``ranges`` choose."""
+        where, cells, touched = np.zeros(0), None, None
+        for env, points in chunks:
+            terms = self._terms(env, points, ranges)
+            if terms is None:
+                continue
+            where, term, mask = terms
+            if cells is None:
+                cells = self._gather(where, term)
+                touched = None if mask is None else np.zeros((1, *term[0].shape[1:]), np.bool_)
+            cells = self.arithmetic.fold(self.op, cells, term, updates)
+            if mask is not None and touched is not None:
+                touched |= np.logical_or.reduce(mask, axis=0, keepdims=True)
+        if cells is not None:
+            self._scatter(where, tuple(c[None] for c in cells), touched)
+
     def _instances(self, env: dict[str, Array], points: int, ranges: dict[str, Array], updates: int) -> None:
-        """Run the box ``points x ranges``: axis 0 runs over the points of ``env``, axis ``1 + i`` over the i-th range."""
+        """Run a box of instances: assign all at once, or update the target point after point."""
+        terms = self._terms(env, points, ranges)
+        if terms is None:
+            return
+        where, term, mask = terms
+        op, arithmetic = self.op, self.arithmetic
+        if op.reduce is None:
+            self._scatter(where, term, mask)
+            return
+        for point in range(points):
+            at = where[point : point + 1] if len(where) > 1 else where
+            one = tuple(t[point : point + 1] for t in term)
+            cells = self._gather(at, one)
+            if _reads_itself(op):
+                cells = arithmetic.end(op, arithmetic.fold(op, arithmetic.begin(op, cells, 1), one, 1))
+            else:
+                cells = arithmetic.fold(op, cells, one, updates)
+            self._scatter(at, tuple(c[None] for c in cells), None if mask is None else mask[point : point + 1])
+
+    def _terms(
+        self, env: dict[str, Array], points: int, ranges: dict[str, Array]
+    ) -> tuple[Array, Value, Array | None] | None:
+        """Return flat cells, values of the body and the domain's mask for ``points x ranges``, ``None`` if all are masked.
+
+        Axis 0 runs over the points of ``env``, axis ``1 + i`` over the i-th range. What is masked in a reduction is neutral.
+        """
         op, rank = self.op, len(ranges)
         dims = {d: a.reshape(-1, *(1,) * rank) for d, a in env.items()}
         for axis, (d, a) in enumerate(ranges.items()):
@@ -120,38 +173,24 @@ class _Run:
         box = (points, *(len(a) for a in ranges.values()))
         mask = self._mask(dims)
         if mask is not None and not mask.any():
-            return
-        term = _broadcast(self._evaluate(op.body, dims, mask), box)
+            return None
+        term = tuple(np.broadcast_to(v, box) for v in self._evaluate(op.body, dims, mask))
         where = self._cells(op.target, op.index, dims, mask)
-        full_mask = None if mask is None else np.broadcast_to(mask, box)
-        if op.reduce is None:
-            self._scatter(where, term, full_mask, box)
-            return
-        if full_mask is not None:
+        if mask is None:
+            return where, term, None
+        mask = np.broadcast_to(mask, box)
+        if op.reduce is not None:
             neutral = self.arithmetic.neutral(op)
-            term = tuple(np.where(full_mask, t, np.asarray(n, t.dtype)) for t, n in zip(term, neutral, strict=True))
-        if any(e.dims() & env.keys() for e in op.index):
-            for point in range(points):
-                cells = where[point : point + 1] if len(where) > 1 else where
-                self._update(cells, _at(term, point), _at_mask(full_mask, point), updates)
-        else:
-            any_mask = None if full_mask is None else np.logical_or.reduce(full_mask, axis=0, keepdims=True)
-            self._update(where, term, any_mask, updates)
+            term = tuple(np.where(mask, t, np.asarray(n, t.dtype)) for t, n in zip(term, neutral, strict=True))
+        return where, term, mask
 
-    def _update(self, where: Array, term: Value, mask: Array | None, updates: int) -> None:
-        """Fold the first axis of ``term`` into the cells at ``where``, which do not depend on it."""
-        op = self.op
-        box = (1, *term[0].shape[1:])
-        flat = np.broadcast_to(where, box)
-        cells = tuple(plane.reshape(-1)[flat[0]] for plane in self.store[op.target])
-        if op.reduce is not None and any(r.tensor == op.target for r in op.reads):
-            cells = self.arithmetic.end(op, self.arithmetic.fold(op, self.arithmetic.begin(op, cells, 1), term, 1))
-        else:
-            cells = self.arithmetic.fold(op, cells, term, updates)
-        self._scatter(where, tuple(c[None] for c in cells), mask, box)
+    def _gather(self, where: Array, term: Value) -> Value:
+        """Return the cells at ``where``, in the shape of one point of ``term``."""
+        flat = np.broadcast_to(where, (1, *term[0].shape[1:]))[0]
+        return tuple(plane.reshape(-1)[flat] for plane in self.store[self.op.target])
 
-    def _scatter(self, where: Array, term: Value, mask: Array | None, box: tuple[int, ...]) -> None:
-        flat = np.broadcast_to(where, box)
+    def _scatter(self, where: Array, term: Value, mask: Array | None) -> None:
+        flat = np.broadcast_to(where, term[0].shape)
         for plane, value in zip(self.store[self.op.target], term, strict=True):
             if mask is None:
                 plane.reshape(-1)[flat] = value
@@ -202,9 +241,13 @@ class _Run:
                 return self.arithmetic.apply(node, [self._evaluate(a, dims, mask) for a in args])
 
 
-def _vector_dims(op: Op, reads_itself: bool) -> list[str]:
+def _reads_itself(op: Op) -> bool:
+    return any(r.tensor == op.target for r in op.reads)
+
+
+def _vector_dims(op: Op) -> list[str]:
     """Return the dims along which no two instances touch one cell of the target, whatever the other dims are."""
-    if reads_itself:
+    if _reads_itself(op):
         loads = [r for r in op.reads if r.tensor == op.target]
         same = [e for i, e in enumerate(op.index) if all(r.index[i] == e for r in loads)]
         return [d for d in op.dims if Affine.dim(d) in same]
@@ -228,34 +271,16 @@ def _outside_floors(e: Affine, dim: str) -> bool:
 
 
 def _blocks(sizes: Sequence[int], limit: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Cut a box into boxes of about ``limit`` points."""
-    if not sizes:
-        yield ()
-        return
-    rest = math.prod(sizes[1:])
-    step = max(1, limit // rest)
-    for start in range(0, sizes[0], step):
-        span = (start, min(start + step, sizes[0]))
-        if rest <= limit:
-            yield (span, *((0, n) for n in sizes[1:]))
-        else:
-            for tail in _blocks(sizes[1:], limit):
-                yield (span, *tail)
+    """Cut a box into boxes of at most ``limit`` points, the longest sides first: what short dims share stays together."""
+    steps = list(sizes)
+    while math.prod(steps) > limit:
+        longest = steps.index(max(steps))
+        steps[longest] = -(-steps[longest] // 2)
+    sides = [[(a, min(a + step, n)) for a in range(0, n, step)] for n, step in zip(sizes, steps, strict=True)]
+    return itertools.product(*sides)
 
 
 def _dense(value: Value) -> Value:
     """Make arrays that can be written through a flat view: C-contiguous, no scalars, all of the value's shape."""
     shape = value[0].shape
     return tuple(np.asarray(v) if v.shape == shape else np.array(np.broadcast_to(v, shape), order="C") for v in value)
-
-
-def _broadcast(value: Value, box: tuple[int, ...]) -> Value:
-    return tuple(np.broadcast_to(v, box) for v in value)
-
-
-def _at(value: Value, point: int) -> Value:
-    return tuple(v[point : point + 1] for v in value)
-
-
-def _at_mask(mask: Array | None, point: int) -> Array | None:
-    return None if mask is None else mask[point : point + 1]
