@@ -11,6 +11,7 @@ from polyq.affine.errors import SpecError
 from polyq.affine.expr import AffineMap, Constraint, Dim, Param
 from polyq.affine.extents import box_of, ends
 from polyq.affine.notation import declare, parse_map
+from polyq.affine.overflow import overflow_notes
 from polyq.affine.program import fill, identity, zero
 from polyq.affine.reader import check_name, constraints, expressions
 from polyq.affine.scalar import Index, Load, Scalar, walk
@@ -76,7 +77,7 @@ def add_generic(
         ops = (*_start(spec, op, target, init), op)
     used = {load.tensor for op in ops for load in op.reads}
     outputs = (*(o for o in spec.output_names if o not in used), target.name)
-    said = (*spec.notes, *(f"op {name}: {n}" for n in notes))
+    said = (*spec.notes, *(f"op {name}: {n}" for n in notes), *overflow_notes((op,)))
     return replace(spec, all_tensors=tensors, ops=(*spec.ops, *ops), output_names=outputs, notes=said), target
 
 

@@ -10,6 +10,7 @@ from polyq.affine.checks import check_bounds, check_single_writes, coverage
 from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine
 from polyq.affine.extents import alone
+from polyq.affine.overflow import overflow_notes
 from polyq.affine.scalar import Const, Scalar
 from polyq.affine.spec import Op, Spec, Tensor
 
@@ -98,7 +99,7 @@ def assemble(
     for op in ops:
         ordered += [fills[op.name], op] if op.name in fills else [op]
     ranked = sorted(inputs, key=lambda n: declared.index(n) if n in declared else len(declared))
-    return Spec(name, tuple(tensors), tuple(ordered), tuple(ranked), chosen)
+    return Spec(name, tuple(tensors), tuple(ordered), tuple(ranked), chosen, overflow_notes(ops))
 
 
 def _outputs(
