@@ -283,6 +283,14 @@ def recompute(r: Random, nest: LoopNest) -> LoopNest | None:
     return replace(nest, body=(*nest.body[:at], *again, *nest.body[at:]))
 
 
+def repeat(r: Random, nest: LoopNest) -> LoopNest | None:
+    """Run a node in a loop of its own, which changes nothing for assignments and everything for sums."""
+    a = _pick(r, nest, lambda n: isinstance(n, (Loop, Assign)))
+    if a is None:
+        return None
+    return _with(nest, a, (Loop(fresh(nest, "z"), (Affine(0),), (Affine(2),), r.choice(["serial", "serial", "vector"]), (a,)),))
+
+
 def shorten(r: Random, nest: LoopNest) -> LoopNest | None:
     """Skip the last iteration of a loop."""
     a = _pick(r, nest, lambda n: isinstance(n, Loop))
@@ -305,5 +313,5 @@ def shift_operand(r: Random, nest: LoopNest) -> LoopNest | None:
     return _with(nest, a, (replace(a, value=map_scalar(a.value, leaf)),))
 
 
-GOOD: tuple[Edit, ...] = (interchange, tile, fuse, reverse, distribute, concurrent, contract, recompute)
+GOOD: tuple[Edit, ...] = (interchange, tile, fuse, reverse, distribute, concurrent, contract, recompute, repeat)
 BAD: tuple[Edit, ...] = (drop_guard, duplicate, shorten, shift_operand, swap)

@@ -154,6 +154,16 @@ def test_a_race_names_the_loop_and_two_instances() -> None:
     assert "\n      for p in [0, 4) parallel:    <-- here\n" in str(found)
 
 
+def test_iterations_that_write_the_same_value_race_too() -> None:
+    spec = Spec("k", (Tensor("x", "f32", (4,)), Tensor("t", "f32", (4,))),
+                (Op("t", ("i",), (Affine(4),), "t", (I,), Load("x", (I,), "f32")),), ("x",), ("t",))  # fmt: skip
+    nest = naive_nest(spec)
+    for kind, verdict in (("serial", None), ("vector", "race"), ("parallel", "race")):
+        again = LoopNest("k", (), nest.buffers, (Loop("a", (Affine(0),), (Affine(2),), kind, nest.body),))
+        found = check_order(spec, again)
+        assert (found.kind if found else None) == verdict
+
+
 def test_a_nest_must_be_well_formed() -> None:
     spec = spec_of(FILL)
     nest = naive_nest(spec)
@@ -162,3 +172,6 @@ def test_a_nest_must_be_well_formed() -> None:
     lost = Assign("t.init", (), "nowhere", (), Const(0.0, "f32"))
     with pytest.raises(ValueError, match=r"t\.init: no buffer 'nowhere' is visible here; there are \['t', 'x'\]"):
         read_back(LoopNest("k", (), nest.buffers, (lost,)))
+    stray = Assign("t.init", (I, J), "t", (I, Affine.param("q")), Const(0.0, "f32"))
+    with pytest.raises(ValueError, match=r"t\.init: \['i', 'j', 'q'\] are neither loops around it \(\[\]\) nor parameters"):
+        read_back(LoopNest("k", (), nest.buffers, (stray,)))

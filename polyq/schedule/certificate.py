@@ -131,6 +131,8 @@ def _searches(
 def _buffers(spec: Spec, program: Program) -> Iterator[Violation]:
     """Inputs and outputs are there as declared, inputs are not written, scratch has a constant size."""
     nest = program.nest
+    if not {*nest.params} <= {*spec.params}:
+        yield Violation("buffer", f"the spec has the parameters {spec.params}, the nest {nest.params}", nest=str(nest))
     have = {b.name: b for b in nest.buffers}
     for wanted in tensor_buffers(spec):
         if wanted.kind != "temp" and have.get(wanted.name) != wanted:

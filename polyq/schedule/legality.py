@@ -122,8 +122,9 @@ def carried(program: Program, loop: Loop) -> tuple[Statement, Statement, Relatio
 
 
 def _touching(s: Statement, array: str, writes: bool) -> Iterable[Access]:
+    """The accesses of a statement to one array, equal subscripts once."""
     accesses = [*s.reads, s.write] if writes else s.reads
-    return [a for i, a in enumerate(accesses) if a.array == array and a.index not in {b.index for b in accesses[:i]}]
+    return {a.index: a for a in accesses if a.array == array}.values()
 
 
 def _across(a: Statement, x: Access, b: Statement, y: Access, loop: Loop) -> Relation:

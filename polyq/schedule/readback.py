@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from polyq.affine.expr import Affine, Constraint
 from polyq.affine.flow import Access
-from polyq.affine.scalar import loads
+from polyq.affine.scalar import Index, Load, loads, walk
 from polyq.affine.sets import Domain
 from polyq.schedule.loopnest import Assign, Block, Buffer, Guard, Loop, LoopNest, Scope
 
@@ -87,7 +87,7 @@ def read_back(nest: LoopNest) -> Program:
     :class:`ValueError` where it is malformed: an unknown buffer, a wrong number of subscripts, a variable twice.
     """
     storages = {b.name: Storage(b.name, b) for b in nest.buffers}
-    walker = _Walker(list(storages.values()), set())
+    walker = _Walker(list(storages.values()), set(), frozenset(nest.params))
     found = list(walker.block(nest.body, _Place((), (), (), storages)))
     depth = max((len(s.time) for s in found), default=0)
     return Program(nest, tuple(_padded(s, depth) for s in found), tuple(walker.storages))
@@ -96,9 +96,10 @@ def read_back(nest: LoopNest) -> Program:
 class _Walker:
     """One walk over a nest; holds what has been declared so far."""
 
-    def __init__(self, storages: list[Storage], variables: set[str]) -> None:
+    def __init__(self, storages: list[Storage], variables: set[str], params: frozenset[str]) -> None:
         self.storages = storages
         self.variables = variables
+        self.params = params
         self.count = 0
 
     def block(self, block: Block, place: _Place) -> Iterator[Statement]:
@@ -132,7 +133,12 @@ class _Walker:
 
     def statement(self, node: Assign, place: _Place) -> Statement:
         self.count += 1
-        domain = Domain.make([loop.var for loop in place.loops], place.constraints)
+        around = [loop.var for loop in place.loops]
+        exprs = [*node.instance, *(c.expr for c in place.constraints), *subscripts(node)]
+        unknown = {n for e in exprs for n in (e.dims() - {*around}) | (e.params() - self.params)}
+        if unknown:
+            raise ValueError(f"{node.op}: {sorted(unknown)} are neither loops around it ({around}) nor parameters")
+        domain = Domain.make(around, place.constraints)
 
         def access(name: str, index: tuple[Affine, ...]) -> tuple[Access, Storage]:
             storage = place.visible.get(name)
@@ -149,6 +155,16 @@ class _Walker:
         storages = (*(s for _, s in reads), write[1])
         name = f"{node.op}#{self.count}"
         return Statement(name, node, place.loops, domain, place.time, tuple(a for a, _ in reads), write[0], storages)
+
+
+def subscripts(node: Assign) -> Iterator[Affine]:
+    """Yield every affine expression in the target's and the loads' subscripts, and index values of the body."""
+    yield from node.index
+    for part in walk(node.value):
+        if isinstance(part, Load):
+            yield from part.index
+        elif isinstance(part, Index):
+            yield part.expr
 
 
 def _padded(s: Statement, depth: int) -> Statement:
