@@ -187,6 +187,13 @@ def test_the_target_ends_a_dim_that_nothing_else_does():
     assert boxes(spec) == {"y": {"i": "n"}, "y.2": {"i": "n"}}
 
 
+def test_a_time_loop_over_an_undeclared_tensor():
+    spec = parse("y[0, i] = x[i]\ny[t + 1, i] = y[t, i]*0.5 where t < 3", x=("f32", ("n",)))
+    assert boxes(spec) == {"y": {"i": "n"}, "y.2": {"t": "3", "i": "n"}}
+    assert shape(spec, "y") == (4, "n")
+    np.testing.assert_array_equal(interpret(spec, x=np.array([8], "f4")), [[8], [4], [2], [1]])
+
+
 # ---- shapes
 @pytest.mark.parametrize(
     ("text", "tensors", "expected"),

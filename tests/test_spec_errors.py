@@ -98,8 +98,9 @@ def test_what_is_not_affine(text: str, said: str):
 def test_dims_without_an_end_and_with_two():
     assert message("y[i] = x[7 - i]", **X) == (
         "line 1, `y[i] = x[7 - i]`: op y: the dim i has no end: it indexes no tensor of known shape alone, and no constraint "
-        "bounds it; add one, such as where i < 8"
+        "bounds it; add one, such as where i < 8 (dims are all names in subscripts, here i)"
     )
+    assert "(dims are all names in subscripts, here i, n)" in message("y[i] = x[n - 1 - i] where i < n", x=("f32", ("n",)))
     assert message("y[i] = x[i] + z[i, 0]", x=("f32", 8), z=("f32", (7, 2))) == (
         "line 1, `y[i] = x[i] + z[i, 0]`: op y: the dim i has different ends: 8 by axis 0 of x and 7 by axis 0 of z; make "
         "them equal, or keep i within all of them by where"
@@ -233,6 +234,12 @@ def test_outputs():
     assert message(text, outputs=("x",), **X) == "outputs: no statement writes 'x'; written are t, y"
     assert message(text, outputs=("y", "y"), **X) == "outputs: expected one or more different names, got ('y', 'y')"
     assert message(text, outputs=(), **X) == "outputs: expected one or more different names, got ()"
+
+
+def test_no_output():
+    assert message("y[i] = x[i]\nz[i] = y[i]\ny[i] = z[i]", **X) == (
+        "outputs: other statements read all of y, z; name the outputs by outputs=(...)"
+    )
 
 
 def test_no_statement():

@@ -188,11 +188,15 @@ def _box(s: Statement, state: _Shapes, known: Mapping[str, Tensor]) -> Box:
     accesses = [(s.target, s.index), *s.reads]
     others = [(n, i) for n, i in accesses if n in known or n != s.target]
     limits = ends(others, state.shapes)
-    try:
-        box = box_of(s.dims, limits, s.where)
-    except NoEnd:  # what earlier statements made of the target may bound a dim that nothing else does
-        limits = {**ends(accesses, state.shapes), **limits}
-        box = box_of(s.dims, limits, s.where)
+    own = ends(accesses, state.shapes)
+    while True:
+        try:
+            box = box_of(s.dims, limits, s.where)
+            break
+        except NoEnd as error:  # what earlier statements made of the target may bound a dim that nothing else does
+            if error.dim in limits or error.dim not in own:
+                raise
+            limits[error.dim] = own[error.dim]
     if s.target not in known:
         state.grow(s.target, written_shape(s.index, box, limits, s.where))
     return box

@@ -16,7 +16,11 @@ Access = tuple[str, Shape]
 
 
 class NoEnd(SpecError):
-    """A dim has no end."""
+    """The dim ``dim`` has no end."""
+
+    def __init__(self, message: str, dim: str = "") -> None:
+        super().__init__(message)
+        self.dim = dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +112,11 @@ def _extents(
                     waiting.remove(d)
                     break
         if len(waiting) == before:
+            lost = waiting[0]
             raise NoEnd(
-                f"the dim {waiting[0]} has no end: it indexes no tensor of known shape alone, and no constraint bounds "
-                f"it; add one, such as where {waiting[0]} < 8"
+                f"the dim {lost} has no end: it indexes no tensor of known shape alone, and no constraint bounds it; "
+                f"add one, such as where {lost} < 8 (dims are all names in subscripts, here {', '.join(dims)})",
+                lost,
             )
     return tuple(chosen[d] for d in dims)
 

@@ -119,7 +119,12 @@ def _outputs(
             raise SpecError(f"outputs: expected one or more different names, got {tuple(asked)}")
         return tuple(asked)
     read = {r.tensor for op in ops for r in op.reads if r.tensor != op.target}
-    return tuple(t for t in written if t in declared or t not in read)
+    found = tuple(t for t in written if t in declared or t not in read)
+    if not found:
+        raise SpecError(
+            f"outputs: other statements read all of {', '.join(written)}; name the outputs by outputs=(...)"
+        )
+    return found
 
 
 def _start_value(t: Tensor, ops: tuple[Op, ...], is_output: bool, places: Mapping[str, str]) -> Const | None:
