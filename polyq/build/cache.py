@@ -121,11 +121,16 @@ def digest(*parts: object) -> str:
 @lru_cache(maxsize=1)
 def source_digest() -> str:
     """Return a hash of polyq's own files: another version, or an edited one, shares nothing with this one."""
-    package = Path(__file__).resolve().parent.parent
+    package = str(Path(__file__).resolve().parent.parent)
     total = hashlib.sha256()
-    for path in sorted(p for p in package.rglob("*") if p.suffix in {".py", ".c"}):
-        total.update(f"{path.relative_to(package).as_posix()}\0".encode())
-        total.update(hashlib.sha256(path.read_bytes()).digest())
+    for folder, inner, names in os.walk(package):
+        inner.sort()
+        for name in sorted(n for n in names if n.endswith((".py", ".c"))):
+            path = os.path.join(folder, name)  # plain strings: with a Path for each file this takes twice as long
+            with open(path, "rb", buffering=0) as file:
+                data = file.read()
+            total.update(f"{path[len(package) :]}\0{len(data)}\0".encode())
+            total.update(data)
     return total.hexdigest()[:40]
 
 

@@ -74,7 +74,8 @@ class Kernel:
 
     def explain(self) -> str:
         """Return each decision of the schedule, with its counts."""
-        return self._plan.explanation
+        made = self.__dict__.get("schedule")  # a schedule by hand may differ from the cached one in its notes
+        return self._plan.explanation if made is None else made.explain()
 
     def error_bound(self, *args: object, **named: object) -> Any:
         """Return the forward error bound against the oracle, elementwise and shaped like the outputs.
