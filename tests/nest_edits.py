@@ -15,26 +15,32 @@ from polyq.schedule.loopnest import Assign, Block, Buffer, Guard, Loop, LoopNest
 D = Affine.dim
 
 
-def random_spec(r: Random) -> Spec:
-    """Return two to four ops over small boxes: maps, windows, triangles, sums, a scan now and then."""
-    n, k = r.randint(2, 4), r.randint(2, 4)
+def random_spec(r: Random, symbolic: bool = False) -> Spec:
+    """Return two to four ops over small boxes: maps, windows, triangles, sums, a scan now and then.
+
+    With ``symbolic`` the parameter ``m`` is the extent of every dim that is not reduced.
+    """
+    n, k = Affine(r.randint(2, 4)), r.randint(2, 4)
+    if symbolic:
+        n = Affine.param("m")
     dtype = r.choice(["f32", "f32", "i32"])
     size = n + k
-    x = Tensor("x", dtype, (size, size))
+    extent = str(size) if symbolic else size.const
+    x = Tensor("x", dtype, (extent, extent))
     tensors, ops, known = [x], [], ["x"]
     for number in range(r.randint(1, 3)):
         name = f"t{number}"
-        tensors.append(Tensor(name, dtype, (size, size)))
+        tensors.append(Tensor(name, dtype, (extent, extent)))
         ops += _random_ops(r, name, known, n, k, dtype, size)
         known.append(name)
     outputs = [known[-1]] + ([known[-2]] if len(known) > 2 and r.random() < 0.2 else [])
     return Spec("random", tuple(tensors), tuple(ops), ("x",), tuple(outputs))
 
 
-def _random_ops(r: Random, name: str, known: list[str], n: int, k: int, dtype: str, size: int) -> list[Op]:
+def _random_ops(r: Random, name: str, known: list[str], n: Affine, k: int, dtype: str, size: Affine) -> list[Op]:
     i, j, p = D("i"), D("j"), D("p")
     zero = Const(0 if dtype == "i32" else 0.0, dtype)
-    fill = Op(f"{name}.init", ("a", "b"), (Affine(size),) * 2, name, (D("a"), D("b")), zero)
+    fill = Op(f"{name}.init", ("a", "b"), (size, size), name, (D("a"), D("b")), zero)
 
     def load(index: tuple[Affine, Affine]) -> Load:
         return Load(r.choice(known), index, dtype)
@@ -44,18 +50,18 @@ def _random_ops(r: Random, name: str, known: list[str], n: int, k: int, dtype: s
     where = (Constraint(i - j),) if kind == "triangle" else ()
     if kind in ("map", "triangle"):
         body: Scalar = apply("mul", load(r.choice([(i, j), (j, i), (i, j + window)])), load((i, j)))
-        op = Op(name, ("i", "j"), (Affine(n), Affine(n)), name, (i, j), body, None, where)
+        op = Op(name, ("i", "j"), (n, n), name, (i, j), body, None, where)
         return [fill, op]
     if kind == "scan":
         body = apply("add", Load(name, (i, j), dtype), load((i, j)))
-        return [fill, Op(name, ("i", "j"), (Affine(n), Affine(n)), name, (i, j + 1), body)]
+        return [fill, Op(name, ("i", "j"), (n, n), name, (i, j + 1), body)]
     if kind == "sum2":
         body = apply("mul", load((i, p)), load((p, j)))
-        op = Op(name, ("i", "j", "p"), (Affine(n), Affine(n), Affine(k)), name, (i, j), body, "+", where)
+        op = Op(name, ("i", "j", "p"), (n, n, Affine(k)), name, (i, j), body, "+", where)
         return [fill, op]
     body = load(r.choice([(i, p), (p, i), (i, p + window)]))
     dims = r.choice([("i", "p"), ("p", "i")])
-    extents = tuple(Affine(n if d == "i" else k) for d in dims)
+    extents = tuple(n if d == "i" else Affine(k) for d in dims)
     return [fill, Op(name, dims, extents, name, (i, Affine(0)), body, "max" if kind == "max" else "+")]
 
 
@@ -221,7 +227,7 @@ def swap(r: Random, nest: LoopNest) -> LoopNest | None:
 def contract(r: Random, nest: LoopNest) -> LoopNest | None:
     """Put an intermediate tensor into scratch inside a loop that holds all its accesses, its subscripts modulo a size."""
     names = [b.name for b in nest.buffers if b.kind == "temp"]
-    if not names:
+    if not names or any(e.params() for b in nest.buffers for e in b.shape):
         return None
     name = r.choice(names)
 

@@ -22,10 +22,10 @@ from polyq.schedule.readback import read_back
 I, J, P = Affine.dim("i"), Affine.dim("j"), Affine.dim("p")  # noqa: E741
 
 
-def random_case(seed: int) -> tuple[Spec, LoopNest, bool, list[str]]:
+def random_case(seed: int, symbolic: bool = False) -> tuple[Spec, LoopNest, bool, list[str]]:
     """Return a spec, an edited nest, whether float sums keep their order, and the edits."""
     r = Random(seed)
-    spec = random_spec(r)
+    spec = random_spec(r, symbolic)
     nest = naive_nest(spec)
     names: list[str] = []
     for _ in range(r.randint(1, 6)):
@@ -60,6 +60,19 @@ def test_verdicts_are_those_of_brute_force() -> None:
         assert seen[edit.__name__, False], f"{edit.__name__} was never refused"
     for edit in GOOD:
         assert seen[edit.__name__, True], f"{edit.__name__} was never accepted"
+
+
+@pytest.mark.parametrize("start", [0, 20, 40, pytest.param(60, marks=pytest.mark.slow)])
+def test_verdicts_hold_for_every_size(start: int) -> None:
+    """A proven nest is right for each m, and a refused one is wrong at the m of its witness."""
+    for seed in range(start, start + (20 if start < 60 else 300)):
+        spec, nest, strict, edits = random_case(seed, symbolic=True)
+        found = certify(spec, nest, "strict" if strict else "reassoc")
+        expected = [judge(spec, nest, strict, {"m": m}) for m in range(6)]
+        assert found.ok == (set(expected) == {None}), f"seed {seed}, {edits}: {expected}\n{spec}\n{found}"
+        if found.violation is not None:
+            at = dict(found.violation.params).get("m", 0)
+            assert judge(spec, nest, strict, {"m": at}) is not None, f"seed {seed}: no true witness\n{found}"
 
 
 @pytest.mark.slow
