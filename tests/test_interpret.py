@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hand_cases import CASES, Case
 from programs import PROGRAMS, Program
 from random_specs import random_specs
 
@@ -46,6 +47,14 @@ def test_programs_equal_numpy(program: Program):
 
 def _size(a: np.ndarray) -> float:
     return float(np.abs(a[np.isfinite(a)]).max(initial=1.0))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_values_worked_out_by_hand(case: Case):
+    spec = case.spec()
+    for result, right in zip(_results(interpret(spec, **case.arguments)), _results(case.right), strict=True):
+        assert result.dtype == right.dtype
+        np.testing.assert_array_equal(result, right, strict=True)
 
 
 # ---- against one instance after the other
