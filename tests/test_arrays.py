@@ -11,7 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from polyq.affine.arrays import bind_params, collect, from_storage, pack, random_arrays, round_bf16, round_to, shape_of, take_arguments, to_caller, unpack, wrap
+from polyq.affine.arrays import (
+    bind_params,
+    collect,
+    from_storage,
+    pack,
+    random_arrays,
+    round_bf16,
+    round_to,
+    shape_of,
+    take_arguments,
+    to_caller,
+    unpack,
+    wrap,
+)
 from polyq.affine.errors import ArgumentError, ArgumentTypeError
 from polyq.affine.interpret import interpret
 from polyq.affine.notation import parse

@@ -238,6 +238,29 @@ def test_a_schedule_that_fails_its_certificate_is_no_kernel(folder):
     assert list(folder.glob("*.so")) == []
 
 
+def test_a_full_disk_is_a_build_error_that_names_the_folder(folder, monkeypatch):
+    def full(path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache, "_seal", full)
+    with pytest.raises(BuildError, match=r"^the cache .*/cache cannot be written: .*No space left on device; make room, or"):
+        polyq.build(answer(8, "full"))
+    assert list(folder.glob(".build-*")) == libraries(folder) == []
+
+
+def test_a_memo_that_cannot_be_written_is_only_slower(folder, monkeypatch, caplog):
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    path = cache.find_library("int x;", (), compiler.find_compiler())
+    monkeypatch.setattr(os, "fsync", full)
+    with caplog.at_level(logging.WARNING, "polyq"):
+        cache.write_memo("some key", {"a": 1})
+    assert "the memo could not be written: [Errno 28] No space left on device" in caplog.text
+    assert cache.read_memo("some key") is None
+    assert path.exists()
+
+
 # ---- many builders
 BUILD = """
 import build_programs, numpy, polyq.build

@@ -141,9 +141,7 @@ def test_a_spec_is_scheduled_once_and_again_only_if_asked_for(monkeypatch, tmp_p
             made.append((numerics, target))
             return build_programs.HandSchedule(spec, build_programs.scale().module, numerics, target)
 
-    import polyq.schedule
-
-    monkeypatch.setattr(polyq.schedule, "Schedule", Automatic, raising=False)
+    monkeypatch.setattr(polyq.build.plan, "Schedule", Automatic)
     spec = build_programs.scale().spec
     first = polyq.build(spec, numerics="strict", target="c")
     assert (first.schedule.numerics, first.certificate.ok, made) == ("strict", True, [("strict", "c")])

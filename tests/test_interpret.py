@@ -6,9 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
+from hand_cases import CASES, Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hand_cases import CASES, Case
 from programs import PROGRAMS, Program
 from random_specs import random_specs
 

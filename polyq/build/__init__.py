@@ -12,13 +12,12 @@ from types import ModuleType
 from typing import Any, Literal
 
 from polyq.affine.spec import Spec
-from polyq.build.building import NUMERICS
 from polyq.build.building import build as _build
 from polyq.build.kernel import Bound, Kernel
-from polyq.build.plan import ScheduleLike
 from polyq.build.timing import Timing
+from polyq.schedule import Schedule
 
-__all__ = ["NUMERICS", "Bound", "Kernel", "Timing"]
+__all__ = ["Bound", "Kernel", "Timing"]
 
 
 class CallableModule(ModuleType):
@@ -26,7 +25,7 @@ class CallableModule(ModuleType):
 
     def __call__(
         self,
-        program: Spec | ScheduleLike,
+        program: Spec | Schedule,
         /,
         *,
         numerics: Literal["strict", "reassoc"] | None = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import Any, Literal, cast
 
@@ -12,23 +11,20 @@ from polyq.build import binding
 from polyq.build.cache import find_library
 from polyq.build.compiler import find_compiler
 from polyq.build.kernel import Kernel
-from polyq.build.plan import ScheduleLike, make_plan, phase
+from polyq.build.plan import make_plan, phase
 from polyq.build.runtime import shared_runtime
 from polyq.build.threads import default_threads
 from polyq.emit.module import Module
+from polyq.schedule import NUMERICS, Schedule
 from polyq.schedule.target import TARGETS, detect_machine
 
-__all__ = ["NUMERICS", "build"]
+__all__ = ["build"]
 
-#: The modes that are there; others are refused by name.
-NUMERICS = ("strict", "reassoc")
-
-_log = logging.getLogger("polyq")
 _OPTIONS = "numerics, threads, target, constants"
 
 
 def build(
-    program: Spec | ScheduleLike,
+    program: Spec | Schedule,
     /,
     *,
     numerics: Literal["strict", "reassoc"] | None = None,
@@ -81,7 +77,7 @@ def _spec_of(program: object) -> Spec:
     return spec
 
 
-def _options_of(program: Spec | ScheduleLike, numerics: str | None, target: str | None) -> tuple[str, str]:
+def _options_of(program: Spec | Schedule, numerics: str | None, target: str | None) -> tuple[str, str]:
     """Return the numerics and the target's name, refused by name where they are not there."""
     if numerics is not None and numerics not in NUMERICS:
         raise ScheduleError(f"numerics={numerics!r} is not there (yet); choose one of {', '.join(map(repr, NUMERICS))}")

@@ -159,19 +159,28 @@ def find_library(source: str, flags: tuple[str, ...], compiler: Compiler) -> Pat
         if _is_whole(path):
             _log.debug("library: %s, from the cache", path)
             return path
-        with _build_folder(folder) as work:
-            (work / "kernel.c").write_text(source, encoding="utf-8")
-            try:
-                compiler.compile(work, "kernel.c", "kernel.so", flags)
-            except BuildError as error:
-                kept = folder / f"failed-{key}.c"
-                os.replace(work / "kernel.c", kept)
-                raise type(error)(f"{error}\n  source: {kept}") from None
-            library = work / "kernel.so"
-            _seal(library)
-            os.replace(work / "kernel.c", folder / f"{key}.c")
-            os.replace(library, path)
+        try:
+            _make_library(folder, key, source, flags, compiler)
+        except OSError as error:
+            raise BuildError(
+                f"the cache {folder} cannot be written: {error}; make room, or let POLYQ_CACHE_DIR name another folder"
+            ) from error
         return path
+
+
+def _make_library(folder: Path, key: str, source: str, flags: tuple[str, ...], compiler: Compiler) -> None:
+    """Compile into a folder of its own, then rename: nobody ever sees half a file."""
+    with _build_folder(folder) as work:
+        (work / "kernel.c").write_text(source, encoding="utf-8")
+        try:
+            compiler.compile(work, "kernel.c", "kernel.so", flags)
+        except BuildError as error:
+            kept = folder / f"failed-{key}.c"
+            os.replace(work / "kernel.c", kept)
+            raise type(error)(f"{error}\n  source: {kept}") from None
+        _seal(work / "kernel.so")
+        os.replace(work / "kernel.c", folder / f"{key}.c")
+        os.replace(work / "kernel.so", folder / f"{key}.so")
 
 
 @contextlib.contextmanager

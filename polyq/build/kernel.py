@@ -14,8 +14,10 @@ from polyq.affine.spec import Spec, Tensor
 from polyq.build import binding
 from polyq.build.arguments import aligned_copy, bound_params
 from polyq.build.executable import Executable
-from polyq.build.plan import Plan, ScheduleLike, make_schedule
+from polyq.build.plan import Plan, make_schedule
 from polyq.build.timing import Timing, measure
+from polyq.schedule import Schedule
+from polyq.schedule.certificate import Certificate
 
 __all__ = ["Bound", "Kernel"]
 
@@ -28,7 +30,7 @@ class Kernel:
 
     def __init__(
         self,
-        program: Spec | ScheduleLike,
+        program: Spec | Schedule,
         plan: Plan,
         entry: tuple[binding.Entry, Any] | None,
         *,
@@ -63,12 +65,12 @@ class Kernel:
         return self._plan.module.source
 
     @cached_property
-    def schedule(self) -> ScheduleLike:
+    def schedule(self) -> Schedule:
         """The schedule; made again if the kernel came from the cache."""
         return make_schedule(self.spec, self.numerics, self.target)
 
     @cached_property
-    def certificate(self) -> Any:
+    def certificate(self) -> Certificate:
         """The proof that the loops compute the spec; ``verify()`` on it checks again."""
         return self.schedule.certificate()
 
@@ -77,7 +79,7 @@ class Kernel:
         made = self.__dict__.get("schedule")  # a schedule by hand may differ from the cached one in its notes
         return self._plan.explanation if made is None else made.explain()
 
-    def error_bound(self, *args: object, **named: object) -> Any:
+    def error_bound(self, /, *args: object, **named: object) -> Any:
         """Return the forward error bound against the oracle, elementwise and shaped like the outputs.
 
         Under ``"strict"`` it is 0: the kernel computes what the oracle computes, bit by bit.
@@ -106,7 +108,7 @@ class Kernel:
         names = ", ".join(self.constants)
         raise ArgumentError(f"{names}: constants of this kernel, {what}; use kernel.bind({example})")
 
-    def bind(self, **arrays: object) -> Bound:
+    def bind(self, /, **arrays: object) -> Bound:
         """Return a callable that holds a snapshot of some inputs, checked and laid out once."""
         unknown = [name for name in arrays if name not in self.spec.input_names]
         if unknown:
@@ -156,7 +158,7 @@ class Kernel:
         return _rebuild, (self._program, self._asked)
 
 
-def _rebuild(program: Spec | ScheduleLike, options: dict[str, Any]) -> Kernel:
+def _rebuild(program: Spec | Schedule, options: dict[str, Any]) -> Kernel:
     from polyq.build.building import build
 
     return build(program, **options)

@@ -12,44 +12,20 @@ import time
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
+import polyq.emit
 from polyq.affine.errors import ScheduleError
 from polyq.affine.spec import Spec
 from polyq.build import cache
 from polyq.emit.module import Module
+from polyq.schedule import Schedule
+from polyq.schedule.certificate import Certificate
 from polyq.schedule.target import detect_machine
 
-__all__ = ["Plan", "ScheduleLike", "canonical", "make_plan", "make_schedule"]
+__all__ = ["Plan", "canonical", "make_plan", "make_schedule"]
 
 _log = logging.getLogger("polyq")
-
-
-class ScheduleLike(Protocol):
-    """What this room needs of a schedule."""
-
-    @property
-    def spec(self) -> Spec:
-        """The program."""
-        ...
-
-    @property
-    def numerics(self) -> str:
-        """The mode that decides what was legal."""
-        ...
-
-    @property
-    def target(self) -> Any:
-        """The machine it was made for."""
-        ...
-
-    def certificate(self) -> Any:
-        """Return the proof that the lowered program computes the spec."""
-        ...
-
-    def explain(self) -> str:
-        """Return the decisions, with their counts."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +45,15 @@ def phase(name: str) -> Generator[None]:
     _log.debug("%s: %.1f ms", name, 1e3 * (time.perf_counter() - started))
 
 
-def make_schedule(spec: Spec, numerics: str, target: str) -> ScheduleLike:
+def make_schedule(spec: Spec, numerics: str, target: str) -> Schedule:
     """Return the automatic schedule; the same arguments give the same one."""
-    from polyq.schedule import Schedule  # heavy, and not needed where the memo knows the program
-
     with phase("schedule"):
         return Schedule.auto(spec, numerics=numerics, target=target)
 
 
 def make_plan(
-    program: Spec | ScheduleLike, numerics: str, target: str
-) -> tuple[Plan, ScheduleLike | None, object | None]:
+    program: Spec | Schedule, numerics: str, target: str
+) -> tuple[Plan, Schedule | None, Certificate | None]:
     """Return the plan of a program; its schedule and certificate come along if they had to be made."""
     key = _memo_key(program, numerics, target)
     memo = cache.read_memo(key) if key else None
@@ -89,12 +63,10 @@ def make_plan(
     schedule = make_schedule(program, numerics, target) if isinstance(program, Spec) else program
     with phase("certificate"):
         certificate = schedule.certificate()
-    if not getattr(certificate, "ok", True):
+    if not certificate.ok:
         raise ScheduleError(f"the schedule does not compute the spec; please report this: {certificate}", certificate)
     with phase("emit"):
-        import polyq.emit as emit_room
-
-        module: Module = emit_room.generate(schedule)
+        module = polyq.emit.generate(schedule)
     plan = Plan(module, schedule.explain(), str(certificate).partition("\n")[0])
     if key:
         cache.write_memo(key, dataclasses.asdict(plan))
@@ -107,7 +79,7 @@ def _plan_from(memo: dict[str, Any]) -> Plan:
     return Plan(Module(m["entry"], m["source"], *lists), memo["explanation"], memo["proof"])
 
 
-def _memo_key(program: Spec | ScheduleLike, numerics: str, target: str) -> str | None:
+def _memo_key(program: Spec | Schedule, numerics: str, target: str) -> str | None:
     try:
         text = canonical(program)
     except TypeError as error:
