@@ -119,12 +119,12 @@ def _parameter_values(spec: Spec, given: dict[str, int], *, flagship: bool) -> l
 
 def _emitted(spec: Spec, options: argparse.Namespace) -> str:
     from polyq.emit import generate
-    from polyq.schedule import lower
+    from polyq.schedule import Schedule
 
-    schedule = polyq.Schedule.auto(spec, numerics=options.numerics, target=options.target)
+    schedule = Schedule.auto(spec, numerics=options.numerics, target=options.target)
     if options.emit == "schedule":
         return str(schedule)
-    return str(lower(schedule)) if options.emit == "loops" else generate(schedule).source
+    return str(schedule.nest) if options.emit == "loops" else generate(schedule).source.rstrip("\n")
 
 
 def _one_run(kernel: Kernel, parameters: dict[str, int]) -> bool:
@@ -143,7 +143,8 @@ def _one_run(kernel: Kernel, parameters: dict[str, int]) -> bool:
         error, allowed, within = _error(y, reference, bound)
         right = right and within
         verdict = "within the bound" if within else "OUTSIDE THE BOUND"
-        print(f"  {tensor.name:<12} error {error:.2g} at most where the bound is {allowed:.2g}: {verdict}")
+        part = f"{error / (_largest(reference) or 1.0):.1e} of the largest value"
+        print(f"  {tensor.name:<12} error {error:.2g} at most ({part}), bound {allowed:.2g} there: {verdict}")
     result = kernel.benchmark(**{name: given[name] for name in parameters})
     low, high = result.spread
     threads = f"{result.threads} thread{'s' * (result.threads != 1)}"
@@ -170,6 +171,11 @@ def _error(y: Array, reference: Array, bound: Array) -> tuple[float, float, bool
     allowed: Any = np.broadcast_to(np.asarray(bound, np.float64), a.shape).ravel()
     at = int(np.argmax(error))
     return float(error[at]), float(allowed[at]), bool(np.all((error <= allowed) | np.isinf(allowed)))
+
+
+def _largest(values: Array) -> float:
+    magnitudes: Any = np.abs(np.asarray(values, np.float64))
+    return float(np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes)))
 
 
 def _logical(spec: Spec, values: object, parameters: dict[str, int]) -> list[Array]:
