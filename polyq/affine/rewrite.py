@@ -177,7 +177,7 @@ def accumulate(spec: Spec, tensor: str, local: str | None = None) -> Spec:
     """Give a tensor's writers a private copy, and copy the result once.
 
     rewrite: ``y.init; y[p] += f`` -> ``y.acc.init; y.acc[p] += f; y[p] = y.acc[p]``
-    requires: ``tensor`` is written by every cell before any other use (its first writer is a fill of the whole box).
+    requires: nothing; where the first writer does not fill the whole box, the copy starts from the tensor's own cells.
     """
     writers = spec.writers(tensor)
     t = spec.tensor(tensor)
@@ -194,6 +194,8 @@ def accumulate(spec: Spec, tensor: str, local: str | None = None) -> Spec:
     names = {op.name: (f"{local}.init" if op.name == f"{tensor}.init" else local if op.name == tensor else op.name) for op in writers}
     ops: list[Op] = []
     for op in spec.ops:
+        if op is writers[0] and not fills(op, t):
+            ops.append(Op(fresh(tensor_names(spec), f"{local}.load"), dims, t.extents, local, index, Load(tensor, index, t.dtype)))
         if op.target == tensor:
             ops.append(replace(op, name=names[op.name], target=local, body=map_scalar(op.body, leaf)))
             if op is writers[-1]:
@@ -201,6 +203,13 @@ def accumulate(spec: Spec, tensor: str, local: str | None = None) -> Spec:
         else:
             ops.append(op)
     return spec.with_ops(tuple(ops), (*spec.all_tensors, Tensor(local, t.dtype, t.shape)))
+
+
+def fills(op: Op, tensor: Tensor) -> bool:
+    """Whether the op assigns every cell of ``tensor``, each once, without reading it."""
+    dims = [next(iter(e.dims())) for e in op.index if len(e.dims()) == 1 and e == Affine.dim(next(iter(e.dims())))]
+    whole = len(dims) == len(op.index) == len(set(dims)) == len(op.dims)
+    return whole and op.reduce is None and not op.where and all(op.extent(d) == e for d, e in zip(dims, tensor.extents, strict=True))
 
 
 def copy_of(

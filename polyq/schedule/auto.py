@@ -1,11 +1,141 @@
-"""The automatic schedule."""
+"""The automatic schedule.
+
+Results are taken one after another, last first. Each becomes the root of a group; what the group leaves out becomes a
+root in turn. Nothing here looks for a known computation: choices come from how subscripts depend on dims, and from
+counts. The certificate judges the outcome; if it were ever refused, the plain order would run, with a warning.
+"""
 
 from __future__ import annotations
 
-from polyq.affine.spec import Spec
+import warnings
+
+from polyq.affine.errors import ScheduleError
+from polyq.affine.expr import FloorDiv
+from polyq.affine.rewrite import inlinable
+from polyq.affine.scalar import Apply, walk
+from polyq.affine.spec import Op, Spec
+from polyq.schedule.draft import Draft, plain_dim, size_of, work_of
+from polyq.schedule.groups import Group, group_of
+from polyq.schedule.legality import is_carried
+from polyq.schedule.placement import schedule_core, schedule_plain, schedule_rows
 from polyq.schedule.schedule import Schedule
+from polyq.schedule.target import Target
+
+__all__ = ["automatic"]
+
+_COSTLY = frozenset({"exp", "log", "tanh", "erf", "sqrt", "div"})
 
 
 def automatic(spec: Spec, numerics: str, target: str) -> Schedule:
     """Return the schedule that the counts favour."""
-    return Schedule.naive(spec, numerics, target)
+    draft = Draft(spec, numerics, Target.named(target))
+    inline_producers(draft)
+    separate_groups(draft)
+    handled: set[str] = set()
+    while (op := _next(draft.spec, handled)) is not None:
+        before = {o.name for o in draft.spec.ops}
+        point = draft.save()
+        try:
+            done = _schedule_result(draft, op, handled)
+        except ScheduleError as error:
+            draft.restore(point)
+            draft.note(f"{op.target}: kept plain ({str(error).splitlines()[0]})")
+            done = {o.name for o in draft.spec.writers(op.target)}
+            _plain(draft, op.target)
+        handled |= done | ({o.name for o in draft.spec.ops} - before)
+    return _checked(Schedule(spec, numerics, target, tuple(draft.directives), tuple(draft.notes)))
+
+
+def _checked(made: Schedule) -> Schedule:
+    certificate = made.certificate()
+    if certificate.ok:
+        return made
+    text = f"the automatic schedule of {made.spec.name} was refused by its certificate; the plain order runs instead: {certificate}"
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
+    return Schedule(made.spec, made.numerics, made.target, (), (text,))
+
+
+def _next(spec: Spec, handled: set[str]) -> Op | None:
+    return next((op for op in reversed(spec.ops) if op.name not in handled), None)
+
+
+# ---- before any loop is moved
+def inline_producers(draft: Draft) -> None:
+    """Inline temporaries that are cheap to compute, or read once a cell."""
+    for tensor in [t.name for t in draft.spec.temporaries]:
+        writer = inlinable(draft.spec, tensor)
+        if isinstance(writer, str):
+            continue
+        cells, reads = work_of(writer), 0
+        for op in draft.spec.readers(tensor):
+            reads += work_of(op) * sum(r.tensor == tensor for r in op.reads)
+        factor = reads / max(cells, 1)
+        costly = sum(isinstance(n, Apply) and n.fn in _COSTLY for n in walk(writer.body))
+        if factor <= 1 or not costly:
+            draft.do("inline", tensor=tensor)
+            draft.note(f"{tensor}: computed where it is read, {factor:g} times a cell; storing it would move {cells} cells twice")
+        else:
+            draft.note(f"{tensor}: kept, since each cell is read {factor:g} times and costs {costly} divisions or functions")
+
+
+def separate_groups(draft: Draft) -> None:
+    """Split reduced dims at the floor divisions of their subscripts, so that a factor is constant over a group."""
+    for op in draft.spec.ops:
+        for dim in op.reduced if op.reduce is not None else ():
+            sizes = sorted(_divisors(op, dim))
+            if len(sizes) == 1 and 1 < sizes[0] < size_of(op.extent(dim)):
+                draft.do("split_dim", op=op.name, dim=dim, factor=sizes[0])
+                draft.note(f"{op.name}: {dim} split at {sizes[0]}, since subscripts divide it by that")
+
+
+def _divisors(op: Op, dim: str) -> set[int]:
+    found: set[int] = set()
+    for load in op.reads:
+        for e in load.index:
+            found |= {a.divisor for a, _ in e.terms if isinstance(a, FloorDiv) and plain_dim(a.numerator) == dim}
+    return found
+
+
+# ---- one result
+def _schedule_result(draft: Draft, op: Op, handled: set[str]) -> set[str]:
+    """Schedule what computes ``op.target``; return the ops that are settled."""
+    writers = draft.spec.writers(op.target)
+    if _simple(writers) and any(o.reduce is not None for o in writers):
+        draft.do("accumulate", tensor=op.target)
+    root = draft.spec.writers(op.target)[-1]
+    if not _simple((root,)) or len(draft.spec.writers(op.target)) > 1 or any(r.tensor == root.target for r in root.reads):
+        _plain(draft, op.target)
+        return {o.name for o in draft.spec.writers(op.target)}
+    free = frozenset(t.name for t in draft.spec.temporaries) - {o.target for o in draft.spec.ops if o.name in handled}
+    group = group_of(draft.spec, root, free)
+    _dispatch(draft, root, group)
+    return {root.name, *(name for m in group.members for name in m.ops)}
+
+
+def _simple(writers: tuple[Op, ...]) -> bool:
+    """Whether every writer's subscripts are distinct dims, over a box, and none reads the target."""
+    for op in writers:
+        dims = [plain_dim(e) for e in op.index]
+        if None in dims or len(set(dims)) != len(dims) or op.where or any(r.tensor == op.target for r in op.reads):
+            return False
+        if op.reduce is None and len(dims) != len(op.dims):
+            return False
+    return True
+
+
+def _dispatch(draft: Draft, root: Op, group: Group) -> None:
+    whole = frozenset(root.dims)
+    updates = [draft.spec.op(o) for m in group.members if m.level == whole for o in m.ops]
+    if any(o.reduce is not None for o in updates):
+        schedule_core(draft, root, group)
+    elif group.members:
+        schedule_rows(draft, root, group)
+    else:
+        schedule_plain(draft, root)
+
+
+def _plain(draft: Draft, tensor: str) -> None:
+    """Keep the order of the program, and use lanes and threads where no dependence is carried."""
+    for op in draft.spec.writers(tensor):
+        free = [d for d in op.dims if size_of(op.extent(d)) > 1 and not is_carried(draft.spec, op.name, d)]
+        schedule_plain(draft, op, frozenset(free))

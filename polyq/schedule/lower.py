@@ -56,6 +56,7 @@ class Local:
     constraints: tuple[Constraint, ...]
     extents: Mapping[str, Affine]
     first: Mapping[str, Affine]
+    values: Mapping[str, Affine]
 
     def ranges(self) -> dict[str, tuple[int, int] | None]:
         """Return the inclusive range of every loop variable of the stage, where it is a number."""
@@ -104,11 +105,12 @@ class _Lowering:
         for outer, s in singles.items():  # the single iterations count the split axis itself
             leaf[s.axis] = Affine.dim(loop[outer])
         value = values(replace(stage, splits=tuple(s for s in stage.splits if s.outer not in singles)), op.dims, leaf)
+        value = {**leaf, **value}
         dims = {d: b + value[d] for d, b in zip(op.dims, region.base, strict=True)}
         first: dict[str, Affine] = {}
         for s in stage.splits:
             if s.outer in singles:
-                first[s.outer] = (size[s.axis] // s.factor) * s.factor
+                first[s.outer] = (_whole(stage, s.axis, size) // s.factor) * s.factor
                 size = {**size, s.outer: size[s.axis]}
             elif s.outer in tails:
                 first[s.outer] = size[s.axis] // s.factor
@@ -117,7 +119,7 @@ class _Lowering:
             if s.outer not in singles and size[s.axis] % s.factor != Affine(0):
                 constraints.append(Constraint(size[s.axis] - 1 - value[s.axis]))
         constraints += [c.substitute(dims) for c in (*op.domain, *region.constraints)]
-        return Local(stage, axes, loop, dims, tuple(dict.fromkeys(constraints)), size, first)
+        return Local(stage, axes, loop, dims, tuple(dict.fromkeys(constraints)), size, first, value)
 
     def _stage(self, op: Op, frame: Frame, region: Region) -> Block:
         return self._axis(op, frame, region, frozenset(), frozenset(), {}, 0)
@@ -132,7 +134,8 @@ class _Lowering:
         axis = local.axes[depth]
         split = next((s for s in local.stage.splits if s.outer == axis), None)
         if split and axis not in mains | tails and self._peels(op, local, split):
-            whole = local.extents[split.axis] % split.factor == Affine(0)
+            whole = _whole(local.stage, split.axis, local.extents) == (_whole(local.stage, split.axis, local.extents) // split.factor) * split.factor
+            whole = whole and _whole(local.stage, split.axis, local.extents) == local.extents[split.axis]
             blocks = self._axis(op, frame, region, mains | {axis}, tails, dict(names), depth)
             if not whole:
                 blocks += self._axis(op, frame, region, mains, tails | {axis}, dict(names), depth)
@@ -173,10 +176,14 @@ class _Lowering:
                 continue
             size = local.extents[s.axis]
             outer = Affine.dim(local.vars[s.outer])
-            point = outer * s.factor + Affine.dim(local.vars[s.inner]) if s.inner in local.vars else None
-            full = size // s.factor
+            value = local.values
+            met = [size - 1 - value[s.axis]]
+            parent = local.stage.split_of(s.axis)
+            if parent is not None and parent.outer == s.axis and local.stage.kind(parent.inner) == "vector":
+                met.append(local.extents[parent.axis] - 1 - value[parent.axis])  # whole vectors only
+            full = _whole(local.stage, s.axis, local.extents) // s.factor
             ceil = (size + s.factor - 1) // s.factor
-            out = [c for c in out if point is None or c.expr != size - 1 - point]
+            out = [c for c in out if c.expr not in met]
             out = [Constraint(full - 1 - outer) if c.expr == ceil - 1 - outer else c for c in out]
         return tuple(out)
 
@@ -289,13 +296,15 @@ class _Lowering:
 
 
 def _tidy(block: Block, known: Mapping[str, Affine]) -> Block:
-    """Replace loops of exactly one iteration by their body."""
+    """Replace loops of exactly one iteration by their body, and drop those of none."""
     out: list[Loop | Guard | Scope | Assign] = []
     for node in block:
         match node:
             case Loop(var, lower, upper, kind, body):
                 low = tuple(e.substitute(known) for e in lower)
                 high = tuple(e.substitute(known) for e in upper)
+                if any((gap := (h - lo)).is_constant and gap.const <= 0 for h in high for lo in low):
+                    continue
                 if len(low) == len(high) == 1 and high[0] - low[0] == Affine(1):
                     out += _tidy(body, {**known, var: low[0]})
                 else:
@@ -322,6 +331,14 @@ def _reader(op: Op, local: Local) -> Reader:
     if op.reduce is not None:
         accesses.append((op.target, tuple(e.substitute(local.dims) for e in op.index)))
     return Reader(op.name, tuple(accesses), tuple(local.ranges().items()))
+
+
+def _whole(stage: Stage, axis: str, size: Mapping[str, Affine]) -> Affine:
+    """Return the iterations of ``axis`` that are whole: those of full vectors, where ``axis`` counts vectors."""
+    parent = stage.split_of(axis)
+    if parent is not None and parent.outer == axis and stage.kind(parent.inner) == "vector":
+        return size[parent.axis] // parent.factor
+    return size[axis]
 
 
 def _span(var: str, first: Affine, size: Affine) -> tuple[Constraint, Constraint]:

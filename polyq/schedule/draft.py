@@ -1,0 +1,83 @@
+"""A schedule in the making: the plan so far, the directives that made it, and the reasons."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyq.affine.expr import Affine, Dim
+from polyq.affine.spec import Op, Spec
+from polyq.schedule.schedule import Directive
+from polyq.schedule.stages import Plan
+from polyq.schedule.target import Target
+
+__all__ = ["UNKNOWN_EXTENT", "Draft", "plain_dim", "size_of"]
+
+#: what a symbolic extent counts as where extents are weighed
+UNKNOWN_EXTENT = 64
+
+
+class Draft:
+    """Applies directives one after another; ``mark`` and ``back`` undo an attempt."""
+
+    def __init__(self, spec: Spec, numerics: str, target: Target) -> None:
+        self.plan = Plan.of(spec)
+        self.numerics, self.target = numerics, target
+        self.directives: list[Directive] = []
+        self.notes: list[str] = []
+
+    @property
+    def spec(self) -> Spec:
+        """The rewritten spec."""
+        return self.plan.spec
+
+    @property
+    def relaxed(self) -> bool:
+        """Whether float sums may be reordered."""
+        return self.numerics != "strict"
+
+    def do(self, transform: str, **arguments: Any) -> None:  # noqa: ANN401 - the arguments of any transform
+        """Apply one transform."""
+        directive = Directive(transform, tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in arguments.items()))
+        self.plan = directive.apply(self.plan)
+        self.directives.append(directive)
+
+    def note(self, text: str) -> None:
+        """Keep a reason."""
+        self.notes.append(text)
+
+    def save(self) -> tuple[Plan, int, int]:
+        """Return a point to go back to."""
+        return self.plan, len(self.directives), len(self.notes)
+
+    def restore(self, point: tuple[Plan, int, int]) -> None:
+        """Go back to a saved point."""
+        self.plan, directives, notes = point
+        del self.directives[directives:]
+        del self.notes[notes:]
+
+    def order(self, op: str, axes: list[str]) -> None:
+        """Bring all axes of a stage into this order."""
+        if tuple(axes) != self.plan.stage(op).order:
+            self.do("reorder", op=op, axes=tuple(axes))
+
+
+def size_of(e: Affine) -> int:
+    """Return an extent as a number to weigh: symbolic ones count as :data:`UNKNOWN_EXTENT`."""
+    if e.is_constant:
+        return max(e.const, 0)
+    return max(1, e.evaluate(dict.fromkeys(e.dims(), UNKNOWN_EXTENT), dict.fromkeys(e.params(), UNKNOWN_EXTENT)))
+
+
+def plain_dim(e: Affine) -> str | None:
+    """Return the dim that ``e`` is, or ``None``."""
+    if e.const == 0 and len(e.terms) == 1 and e.terms[0][1] == 1 and isinstance(e.terms[0][0], Dim):
+        return e.terms[0][0].name
+    return None
+
+
+def work_of(op: Op) -> int:
+    """Return the number of instances, symbolic extents weighed."""
+    total = 1
+    for e in op.extents:
+        total *= max(1, size_of(e))
+    return total

@@ -1,0 +1,181 @@
+"""The register tile of a reduction: which dim becomes vector lanes, which dims are unrolled, and how far.
+
+Two forms are weighed by counted operations per multiply-add. With lanes along a dim of the result, each lane is its own
+sum. With lanes along a reduced dim, each lane is a partial sum, added up at the end (the order of the sum changes, so
+floats need numerics that allow it). Unrolling other dims of the result shares what is loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+
+from polyq.affine import dtypes
+from polyq.affine.scalar import Cast, Load, Scalar, walk
+from polyq.affine.spec import Op, Spec
+from polyq.schedule.draft import Draft, plain_dim, size_of
+
+__all__ = ["Tile", "choose_tile", "stride"]
+
+#: relative cost of getting one vector: loading it, spreading one element, collecting lanes one by one, widening bytes
+SYMBOLIC_UNROLL = 2
+LOAD, SPREAD, COLLECT, WIDEN, FIELD = 1.0, 1.0, 10.0, 1.3, 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A choice: the lanes' dim (of the result, or reduced), vectors of lanes, unrolled dims, cost a multiply-add."""
+
+    dim: str
+    reduced: bool
+    lanes: int
+    vectors: int
+    unroll: tuple[tuple[str, int], ...]
+    fields: int
+    cost: float
+
+    def __str__(self) -> str:
+        unrolled = ", ".join(f"{d} by {n}" for d, n in self.unroll) or "nothing else"
+        kind = "partial sums along" if self.reduced else "lanes along"
+        more = f", {self.fields} fields a lane" if self.fields > 1 else ""
+        return f"{kind} {self.dim} ({self.vectors} x {self.lanes}{more}), unroll {unrolled}: {self.cost:.2f} loads a multiply-add"
+
+
+def stride(load: Load, dim: str) -> int | None:
+    """Return the step in elements along ``dim``: 0 if absent, ``None`` if it is not a constant of the last axis."""
+    if all(dim not in e.dims() for e in load.index):
+        return 0
+    if any(dim in e.dims() for e in load.index[:-1]):
+        return None
+    last = load.index[-1]
+    from polyq.affine.expr import Dim, FloorDiv
+
+    if any(isinstance(a, FloorDiv) and dim in a.numerator.dims() for a, _ in last.terms):
+        return None
+    return last.coefficient(Dim(dim))
+
+
+def choose_tile(draft: Draft, op: Op, scatter: bool = False) -> Tile | None:
+    """Return the cheapest tile for a reduction, or ``None`` where no dim can be lanes.
+
+    ``scatter``: the result's cells are stored one by one anyway.
+    """
+    dtype = draft.spec.tensor(op.target).dtype
+    lanes = draft.target.lanes("f32" if dtypes.info(dtype).bits < 32 else dtype)
+    if lanes < 2:
+        return None
+    result = [d for e in op.index if (d := plain_dim(e)) is not None]
+    bound = {d for c in op.where for d in c.expr.dims()}
+    exact = not dtypes.is_float(dtype) or op.reduce in ("min", "max")
+    found: list[Tile] = []
+    for dim in op.dims:
+        reduced = dim in op.reduced
+        usable = size_of(op.extent(dim)) >= (2 * lanes if reduced else 2) and (dim not in bound)
+        if usable and (not reduced or exact or draft.relaxed):
+            found += _tiles(draft, op, dim, reduced, lanes, [d for d in result if d != dim and d not in bound])
+    return min(found, key=lambda t: t.cost, default=None)
+
+
+def _tiles(draft: Draft, op: Op, dim: str, reduced: bool, lanes: int, others: list[str]) -> list[Tile]:
+    budget = draft.target.registers - 4
+    fields = _fields(draft.spec, op, dim, lanes) if reduced else 1
+    if fields > 1:
+        budget = 8
+    tiles: list[Tile] = []
+    pairs = [(), *((d,) for d in others), *combinations(others, 2)]
+    for dims in pairs:
+        for vectors in (1,) if fields > 1 else (1, 2, 4):
+            if not reduced and vectors * lanes > max(lanes, size_of(op.extent(dim))):
+                continue
+            tiles += [
+                _weigh(op, dim, reduced, lanes, vectors, unroll, fields)
+                for unroll in _unrolls(op, dims, budget // vectors)
+            ]
+    return tiles
+
+
+def _unrolls(op: Op, dims: tuple[str, ...], budget: int) -> list[tuple[tuple[str, int], ...]]:
+    choices: list[tuple[tuple[str, int], ...]] = [()]
+    for d in dims:
+        size = size_of(op.extent(d))
+        known = op.extent(d).is_constant
+        # a symbolic extent may be 1: what is left over a tile runs one by one, so these tiles stay small
+        sizes = [n for n in (2, 3, 4, 6, 8) if n <= size and (n <= SYMBOLIC_UNROLL if not known else size % n == 0 or size >= 4 * n)]
+        if known and size <= 8:
+            sizes.append(size)
+        choices = [(*c, (d, n)) for c in choices for n in sorted(set(sizes))]
+    return [c for c in choices if _product(c) <= budget]
+
+
+def _product(unroll: tuple[tuple[str, int], ...]) -> int:
+    total = 1
+    for _, n in unroll:
+        total *= n
+    return total
+
+
+def _fields(spec: Spec, op: Op, dim: str, lanes: int) -> int:
+    """Fields in a 32-bit lane, if a narrow integer operand is read along ``dim`` and its partners are reused enough."""
+    narrow = [r for r in op.reads if _narrow(spec, r) and stride(r, dim) == 1]
+    bits = {dtypes.info(r.dtype).bits for r in narrow}
+    if len(bits) != 1 or not all(_cast_to_float(op.body, r) for r in narrow):
+        return 1
+    fields = 32 // bits.pop()
+    partners = [r for r in op.reads if r not in narrow and stride(r, dim) != 0]
+    if any(stride(r, dim) != 1 or not _reused(op, r) for r in partners):
+        return 1
+    extent = op.extent(dim)
+    return fields if size_of(extent) >= fields * lanes else 1
+
+
+def _narrow(spec: Spec, load: Load) -> bool:
+    return dtypes.is_int(load.dtype) and dtypes.info(load.dtype).bits < 16 and load.tensor in spec.input_names
+
+
+def _cast_to_float(body: Scalar, load: Load) -> bool:
+    return any(isinstance(n, Cast) and n.arg == load and n.dtype == "f32" for n in walk(body))
+
+
+def _reused(op: Op, load: Load) -> bool:
+    """Whether a copy of the operand in another layout is read often enough to pay for making it."""
+    used = {d for e in load.index for d in e.dims()}
+    times = 1
+    for d in op.dims:
+        if d not in used:
+            times *= size_of(op.extent(d))
+    return times >= 16
+
+
+def _weigh(
+    op: Op, dim: str, reduced: bool, lanes: int, vectors: int, unroll: tuple[tuple[str, int], ...], fields: int
+) -> Tile:
+    """Count vector operations for each multiply-add of the tile."""
+    tile = vectors * _product(unroll)
+    total = 0.0
+    for load in op.reads:
+        used = {d for e in load.index for d in e.dims()}
+        shared = _product(tuple((d, n) for d, n in unroll if d in used))
+        step = stride(load, dim)
+        narrow = dtypes.info(load.dtype).bits < 32
+        each = vectors if step != 0 else 1
+        if step == 0:
+            cost = SPREAD
+        elif step == 1:
+            cost = FIELD * 2 if narrow and fields > 1 else LOAD + (WIDEN if narrow else 0)
+        else:
+            cost = COLLECT
+        total += cost * shared * each / tile
+    chains = tile
+    latency = max(0.0, 8 / max(chains, 1) - 1) * 0.5
+    total += latency
+    reduction = 1
+    for d in op.reduced:
+        reduction *= size_of(op.extent(d))
+    if reduced:
+        total += 3.0 * lanes / max(reduction, 1)
+    elif plain_dim(op.index[-1]) != dim:
+        total += 4.0 * lanes / max(reduction, 1)
+    ragged = size_of(op.extent(dim)) % (lanes * fields if reduced else lanes)
+    if op.extent(dim).is_constant and ragged:
+        total += lanes / size_of(op.extent(dim))
+    return Tile(dim, reduced, lanes, vectors, unroll, fields, total)
