@@ -110,7 +110,9 @@ def test_functions_are_named_as_in_index_notation(name: str):
     assert traced == parse(f"y[i, j] = {name}(x[i, j])", x=("f32", (4, 3))).op("y").body
 
 
-@pytest.mark.parametrize("name", ["u2", "u4", "u8", "u16", "u32", "u64", "i2", "i4", "i8", "i16", "i32", "i64", "f16", "bf16", "f64", "bool"])
+@pytest.mark.parametrize(
+    "name", ["u2", "u4", "u8", "u16", "u32", "u64", "i2", "i4", "i8", "i16", "i32", "i64", "f16", "bf16", "f64", "bool"]
+)
 def test_casts_are_named_as_dtypes(name: str):
     traced = one(lambda x: getattr(polyq, name)(x), "f32", name).body
     assert traced == parse(f"y[i, j] = {name}(x[i, j])", x=("f32", (4, 3))).op("y").body
@@ -155,7 +157,12 @@ def test_a_reduction_may_start_from_a_tensor():
     spec, x = Spec().input("x", "f32", ("m", 4))
     spec, bias = spec.input("bias", "f32", ("m",))
     spec, t = spec.generic(
-        "scaled", ins=(bias,), out=("t", "f32", ("m",)), iterators=PARALLEL, maps=("(i) -> (i)",) * 2, body=lambda b: 2 * b
+        "scaled",
+        ins=(bias,),
+        out=("t", "f32", ("m",)),
+        iterators=PARALLEL,
+        maps=("(i) -> (i)",) * 2,
+        body=lambda b: 2 * b,
     )
     spec, _ = spec.generic(
         "rows", ins=(x,), out=("y", "f32", ("m",)), iterators=("parallel", "reduction"),
@@ -229,9 +236,9 @@ def test_wrong_calls():
     assert generic(iterators=("parallel", "window")) == (
         "op op: iterators: dim j is 'window'; expected 'parallel' or 'reduction'"
     )
-    assert generic(iterators=("parallel", "reduction"), out=("y", "f32", (4,)), maps=("(i, j) -> (i, j)", "(i, j) -> (i)")) == (
-        "op op: dim j is reduced, but no operator is given; pass reduce='+', '*', 'min' or 'max'"
-    )
+    assert generic(
+        iterators=("parallel", "reduction"), out=("y", "f32", (4,)), maps=("(i, j) -> (i, j)", "(i, j) -> (i)")
+    ) == ("op op: dim j is reduced, but no operator is given; pass reduce='+', '*', 'min' or 'max'")
     assert generic(out=("y", "f32", (4,)), maps=("(i, j) -> (i, j)", "(i, j) -> (i)")) == (
         "op op: `=` writes the cell y[0] twice, at i = 0, j = 0 and at i = 0, j = 1; use a reduction (+=, *=, min=, max=) or "
         "another target"
@@ -247,7 +254,26 @@ def test_wrong_calls():
     assert generic(body=lambda x: polyq.i64(x) + polyq.index("k")) == (
         "op op: the body has dtype i64 and the result y has f32; cast it"
     )
-    assert generic(body=lambda x: polyq.f32(polyq.index("k"))) == "op op: index('k'): no dim of this op; its dims are i, j"
+    assert (
+        generic(body=lambda x: polyq.f32(polyq.index("k"))) == "op op: index('k'): no dim of this op; its dims are i, j"
+    )
+
+
+def test_foreign_dims():
+    strange = AffineMap(("i", "j"), (Affine.dim("i"), Affine.dim("k")))
+    assert generic(maps=(strange, "(i, j) -> (i, j)")) == (
+        "op op: operand x: its map uses k, which is none of the dims i, j"
+    )
+    assert generic(where=(Constraint(Affine.dim("k")),)) == "op op: where uses k, which is none of the dims i, j"
+
+
+def test_an_op_without_operands():
+    spec, y = Spec().generic(
+        "one", out=("y", "f32", ("n",)), iterators=PARALLEL, maps=("(i) -> (i)",), body=lambda: 1.0
+    )
+    assert (spec.inputs, spec.outputs, spec.params) == ((), (y,), ("n",))
+    spec, _ = Spec().generic("all", out=("s", "i64", ()), iterators=(), maps=("() -> ()",), body=lambda: 7)
+    assert interpret(spec) == 7
 
 
 def test_bodies_that_are_no_expressions():
@@ -255,9 +281,7 @@ def test_bodies_that_are_no_expressions():
         "op op: a traced value has no truth value: the body is traced once for all elements; use select(condition, a, b), "
         "minimum, maximum, or &, | and ~ for and, or and not"
     )
-    assert generic(body=lambda x: "x") == (
-        "op op: a body combines traced values and numbers, got 'x' of type str"
-    )
+    assert generic(body=lambda x: "x") == ("op op: a body combines traced values and numbers, got 'x' of type str")
     assert generic(body=lambda x: x + "1") == "op op: a body combines traced values and numbers, got '1' of type str"
     assert generic(body=lambda x: x + polyq.i32(1)) == (
         "op op: add: the operands have dtypes f32 and i32; different dtypes mix only through casts, such as f32(...)"
@@ -270,21 +294,31 @@ def test_names_are_checked():
         "tensor x: there is one of this name already; choose another"
     )
     assert refusal(lambda: spec.input("m", "f32", (4,))) == "m is a tensor and a parameter of a shape; rename one"
-    assert refusal(lambda: spec.input("exp", "f32", (4,))).endswith("reserved for a function, a dtype or an argument; rename it")
+    assert refusal(lambda: spec.input("exp", "f32", (4,))).endswith(
+        "reserved for a function, a dtype or an argument; rename it"
+    )
     assert refusal(lambda: spec.input("x.1", "f32", (4,))).startswith("tensor 'x.1': expected a name of ASCII letters")
 
 
 def test_reading_cells_that_only_the_zero_fill_sets():
     spec, x = Spec().input("x", "f32", (4,))
     spec, y = spec.generic(
-        "even", ins=(x,), out=("y", "f32", (8,)), iterators=PARALLEL, maps=("(i) -> (i)", "(i) -> (2*i)"), body=lambda x: x
+        "even",
+        ins=(x,),
+        out=("y", "f32", (8,)),
+        iterators=PARALLEL,
+        maps=("(i) -> (i)", "(i) -> (2*i)"),
+        body=lambda x: x,
     )
     got = refusal(
         lambda: spec.generic(
             "all", ins=(y,), out=("t", "f32", (8,)), iterators=PARALLEL, maps=("(i) -> (i)",) * 2, body=lambda y: y
         )
     )
-    assert got == "op all: operand y[i] reads the cell y[1] at i = 1, which nothing has written by then; write the cell first"
+    assert (
+        got
+        == "op all: operand y[i] reads the cell y[1] at i = 1, which nothing has written by then; write the cell first"
+    )
 
 
 def test_traced_values_print():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -70,7 +71,20 @@ def test_comments_blank_lines_and_open_brackets():
 def test_dims_stand_in_order_of_first_appearance():
     assert parse("y[b, a] += x[d, a, c, b]", x=("f32", (2, 3, 4, 5))).op("y").dims == ("b", "a", "d", "c")
     assert parse("y += f32(j) * x[i, j]", x=("f32", (2, 3))).op("y").dims == ("j", "i")
-    assert parse("y[i] = x[j, i]*w[k] where j == 0, k == 0", x=("f32", (2, 3)), w=("f32", 2)).op("y").dims == ("i", "j", "k")
+    assert parse("y[i] = x[j, i]*w[k] where j == 0, k == 0", x=("f32", (2, 3)), w=("f32", 2)).op("y").dims == (
+        "i",
+        "j",
+        "k",
+    )
+
+
+def test_specs_are_values():
+    def make() -> Spec:
+        return parse("y[i] += a[i, k]*x[k] where k <= i", a=("f32", ("n", "n")), x=("f32", ("n",)))
+
+    assert make() == make()
+    assert hash(make()) == hash(make())
+    assert pickle.loads(pickle.dumps(make())) == make()
 
 
 # ---- operators and start values
@@ -178,7 +192,9 @@ def test_where_dims_end(text: str, tensors: dict[str, tuple[str, int]], box: dic
 def test_different_ends_within_which_where_keeps_the_dim():
     spec = parse("y[i] = a[i] + b[i] where i < n, i < m", a=("f32", ("n",)), b=("f32", ("m",)))
     for n, m in itertools.product(range(4), repeat=2):
-        domain = [k for k in range(6) if all(c.expr.evaluate({"i": k}, {"n": n, "m": m}) >= 0 for c in spec.op("y").domain)]
+        domain = [
+            k for k in range(6) if all(c.expr.evaluate({"i": k}, {"n": n, "m": m}) >= 0 for c in spec.op("y").domain)
+        ]
         assert domain == list(range(min(n, m)))
 
 

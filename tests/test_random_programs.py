@@ -65,7 +65,10 @@ def random_program(rng: random.Random) -> tuple[list[Stmt], dict[str, tuple[int,
         chosen = [rng.choice(sources) for _ in range(rng.randint(0, 2))]
         if fresh and op == "=":
             chosen = [t for t in chosen if t != target]
-        reads = [(t, tuple(rng.choice(ENTRIES[: 4 if rng.random() < 0.7 else None]) for _ in range(ranks[t]))) for t in chosen]
+        reads = [
+            (t, tuple(rng.choice(ENTRIES[: 4 if rng.random() < 0.7 else None]) for _ in range(ranks[t])))
+            for t in chosen
+        ]
         made = Stmt(target, left, op, reads, [])
         made.where = [f"{d} < {rng.randint(1, 4)}" for d in made.dims]
         made.where += [f for f in rng.sample(FILTERS, rng.choice((0, 0, 1, 2))) if set(f) & set("ij") <= set(made.dims)]
@@ -80,7 +83,9 @@ def holds(text: str, point: dict[str, int]) -> bool:
     return bool(eval(text, {}, point))
 
 
-def domain(s: Stmt, shapes: dict[str, tuple[int, ...]], undeclared: set[str], out: Verdict, names: set[str]) -> list[dict]:
+def domain(
+    s: Stmt, shapes: dict[str, tuple[int, ...]], undeclared: set[str], out: Verdict, names: set[str]
+) -> list[dict]:
     """The instances, in order: all constraints that name only ``names`` hold, and every tensor that ends a dim."""
     ends: dict[str, set[int]] = {}
     for t, subs in [(s.target, s.left), *s.reads]:

@@ -57,7 +57,9 @@ def test_one_statement_writes_a_cell_twice():
         "*=, min=, max=) or another target"
     )
     assert "op y: `=` writes the cell y twice, at i = 0 and at i = 1" in message("y = x[i]", **X)
-    assert "op y: `=` writes the cell y[0] twice, at i = 0, j = 0 and at i = 0, j = 1" in message("y[i] = x[i] + u[j] where j < 2, i < 7", u=("f32", 2), **X)
+    assert "op y: `=` writes the cell y[0] twice, at i = 0, j = 0 and at i = 0, j = 1" in message(
+        "y[i] = x[i] + u[j] where j < 2, i < 7", u=("f32", 2), **X
+    )
 
 
 def test_a_read_of_a_cell_that_nothing_wrote():
@@ -100,7 +102,9 @@ def test_dims_without_an_end_and_with_two():
         "line 1, `y[i] = x[7 - i]`: op y: the dim i has no end: it indexes no tensor of known shape alone, and no constraint "
         "bounds it; add one, such as where i < 8 (dims are all names in subscripts, here i)"
     )
-    assert "(dims are all names in subscripts, here i, n)" in message("y[i] = x[n - 1 - i] where i < n", x=("f32", ("n",)))
+    assert "(dims are all names in subscripts, here i, n)" in message(
+        "y[i] = x[n - 1 - i] where i < n", x=("f32", ("n",))
+    )
     assert message("y[i] = x[i] + z[i, 0]", x=("f32", 8), z=("f32", (7, 2))) == (
         "line 1, `y[i] = x[i] + z[i, 0]`: op y: the dim i has different ends: 8 by axis 0 of x and 7 by axis 0 of z; make "
         "them equal, or keep i within all of them by where"
@@ -194,7 +198,9 @@ def test_lines_that_are_no_statements(text: str, said: str):
     assert message(text, **X) == f"line 1, `{text}`: {said}"
 
 
-@pytest.mark.parametrize("name", ["out", "outputs", "precise", "reference", "numerics", "exp", "f32", "bool", "inf", "where"])
+@pytest.mark.parametrize(
+    "name", ["out", "outputs", "precise", "reference", "numerics", "exp", "f32", "bool", "inf", "where"]
+)
 def test_reserved_names(name: str):
     said = f"{name!r}: the name is reserved for a function, a dtype or an argument; rename it"
     if name not in ("outputs", "where"):

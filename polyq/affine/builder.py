@@ -8,7 +8,7 @@ from typing import Any
 
 from polyq.affine.checks import check_bounds, check_rank, check_single_writes, coverage
 from polyq.affine.errors import SpecError
-from polyq.affine.expr import AffineMap, Constraint, Dim, Param
+from polyq.affine.expr import Affine, AffineMap, Constraint, Dim, Param
 from polyq.affine.extents import box_of, ends
 from polyq.affine.notation import declare, parse_map
 from polyq.affine.overflow import overflow_notes
@@ -119,10 +119,17 @@ def _maps(maps: Sequence[str | AffineMap], tensors: Sequence[Tensor]) -> list[Af
         if read and m.dims != read[0].dims:
             raise SpecError(f"operand {t.name}: its map has the dims {m.dims}, the first {read[0].dims}; use the same")
         check_rank(t, m.results)
+        _known_dims(f"operand {t.name}: its map", m.dims, m.results)
         read.append(m)
     for d in read[0].dims:
         check_name(d, "dim")
     return read
+
+
+def _known_dims(what: str, dims: tuple[str, ...], exprs: Sequence[Affine]) -> None:
+    foreign = sorted({d for e in exprs for d in e.dims()} - set(dims))
+    if foreign:
+        raise SpecError(f"{what} uses {foreign[0]}, which is none of the dims {', '.join(dims)}")
 
 
 def _iterators(iterators: Sequence[str], result: AffineMap, reduce: str | None) -> list[str]:
@@ -147,6 +154,7 @@ def _iterators(iterators: Sequence[str], result: AffineMap, reduce: str | None) 
 
 def _where(where: str | Sequence[Constraint], dims: tuple[str, ...]) -> tuple[Constraint, ...]:
     if not isinstance(where, str):
+        _known_dims("where", dims, [c.expr for c in where])
         return tuple(where)
     return tuple(c for e in expressions(where) for c in constraints(e, lambda n: Dim(n) if n in dims else Param(n)))
 
