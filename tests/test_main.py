@@ -1,6 +1,7 @@
 """The command line, and what README and package metadata promise."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -154,6 +155,32 @@ def test_limits_measure_what_they_say():
     copy._from[:] = np.arange(copy.size, dtype=np.uint64).astype(np.uint8)
     assert copy.seconds() > 0
     assert np.array_equal(copy._from, copy._to)
+
+
+# ---- the table of benchmarks
+def test_a_row_says_what_was_missed(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.rows import Row
+
+    assert Row(0.002, "read", 0.0015, 0.75, "4 streams").line("a") == "| a | 2 | read | 1.5 | 0.75 | 0.75 | 4 streams |"
+    assert Row(0.002, "numpy", 0.001, 1.0).line("b") == "| b | 2 | numpy | 1 | 0.50 | 1.00 missed |  |"
+    assert Row(0.002, "FMA", 0.001).line("c") == "| c | 2 | FMA | 1 | 0.50 |  |  |"
+
+
+def test_rows_alternate_and_give_medians(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks import rows
+
+    monkeypatch.setattr(rows, "_PAUSE", 0)
+    ours, theirs = iter([3.0, 1.0, 2.0]), iter([5.0, 9.0, 7.0])
+    row = rows.Row.measured(3, ours.__next__, "x", theirs.__next__)
+    assert (row.ours, row.theirs, row.ratio) == (2.0, 7.0, 3.5)
+
+
+def test_rows_are_chosen_by_words():
+    table = [sys.executable, str(ROOT / "benchmarks" / "table.py"), "--list"]
+    listed = subprocess.run([*table, "x 4096, 1t", "softmax"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert listed == ["decode 4096 x 4096, 1t", "decode 11008 x 4096, 1t", "matvec f32 4096 x 4096, 1t", "program: softmax"]
 
 
 # ---- what the README and the metadata promise
