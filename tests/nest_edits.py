@@ -46,7 +46,7 @@ def _random_ops(r: Random, name: str, known: list[str], n: Affine, k: int, dtype
         return Load(r.choice(known), index, dtype)
 
     window = r.choice([0, 1])
-    kind = r.choice(["map", "map", "sum", "sum", "sum2", "triangle", "scan", "max"])
+    kind = r.choice(["map", "map", "sum", "sum2", "total", "triangle", "scan", "wave", "max"])
     where = (Constraint(i - j),) if kind == "triangle" else ()
     if kind in ("map", "triangle"):
         body: Scalar = apply("mul", load(r.choice([(i, j), (j, i), (i, j + window)])), load((i, j)))
@@ -55,6 +55,12 @@ def _random_ops(r: Random, name: str, known: list[str], n: Affine, k: int, dtype
     if kind == "scan":
         body = apply("add", Load(name, (i, j), dtype), load((i, j)))
         return [fill, Op(name, ("i", "j"), (n, n), name, (i, j + 1), body)]
+    if kind == "wave":  # reads what it wrote one row up, one column right: the two dims cannot change places
+        body = apply("add", Load(name, (i, j + 1), dtype), load((i, j)))
+        return [fill, Op(name, ("i", "j"), (n, n), name, (i + 1, j), body)]
+    if kind == "total":
+        body = apply("mul", load((p, D("q"))), load((i, p)))
+        return [fill, Op(name, ("i", "p", "q"), (n, Affine(k), Affine(2)), name, (i, Affine(0)), body, "+")]
     if kind == "sum2":
         body = apply("mul", load((i, p)), load((p, j)))
         op = Op(name, ("i", "j", "p"), (n, n, Affine(k)), name, (i, j), body, "+", where)
@@ -271,7 +277,7 @@ def drop_guard(r: Random, nest: LoopNest) -> LoopNest | None:
 def duplicate(r: Random, nest: LoopNest) -> LoopNest | None:
     """Run a statement twice."""
     a = _pick(r, nest, lambda n: isinstance(n, Assign))
-    return None if a is None else _with(nest, a, (a, a))
+    return None if not isinstance(a, Assign) else _with(nest, a, (a, replace(a)))
 
 
 def recompute(r: Random, nest: LoopNest) -> LoopNest | None:
