@@ -11,6 +11,7 @@ import polyq.emit
 from polyq.affine.spec import Spec, Tensor
 from polyq.emit.module import Module
 
+FLAGS = ("-ffp-contract=off",)
 HEAD = """
 #include <stddef.h>
 #include <stdint.h>
@@ -61,7 +62,7 @@ def install() -> None:
     polyq.emit.generate = generate  # type: ignore[attr-defined]
 
 
-def program(name, inputs, outputs, body, params=(), flags=("-ffp-contract=off",), features=(), **options):
+def program(name, inputs, outputs, body, params=(), flags=FLAGS, features=(), **options):
     """Return a schedule: tensors as ``(name, dtype, shape)``, and the C of the entry's body."""
     tensors = {t[0]: Tensor(*t) for t in (*inputs, *outputs)}
     spec = Spec(name, tuple(tensors.values()), (), tuple(t[0] for t in inputs), tuple(t[0] for t in outputs))

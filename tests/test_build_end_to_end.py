@@ -109,7 +109,8 @@ def test_a_fresh_process_takes_the_kernel_from_the_cache(tmp_path):
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT,
             env={"PATH": "/usr/bin:/bin", "POLYQ_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
-        assert done.stdout.splitlines()[0] == "[53.0, 53.0]", done.stderr
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[0] == "[53.0, 53.0]"
         logs.append((done.stdout.splitlines()[1], done.stderr))
     assert "compile: " in logs[0][1]
     assert "compile: " not in logs[1][1]

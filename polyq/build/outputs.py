@@ -16,6 +16,7 @@ from polyq.build.arguments import DENSE, Params
 __all__ = ["Results"]
 
 _OWNED = 0x0004  # numpy's flag bit OWNDATA
+_KEPT_SHAPES = 4096  # values of parameters whose shapes are kept
 _ndarray: Any = np.ndarray
 
 
@@ -30,15 +31,17 @@ class Results:
         self.updates = [spec.input_names.index(t.name) if t.name in spec.input_names else -1 for t in self.tensors]
         self.updating = any(update >= 0 for update in self.updates)
         self.bf16 = any(t.dtype == "bf16" for t in self.tensors)
-        constant = all(e.is_constant for t in self.tensors for e in t.extents)
-        self._constant = [storage_shape(t, {}) for t in self.tensors] if constant else None
+        self._shapes: dict[Params, list[tuple[int, ...]]] = {}
 
     def shapes(self, params: Params) -> list[tuple[int, ...]]:
         """Return the storage shapes of all outputs."""
-        if self._constant is not None:
-            return self._constant
-        values = dict(zip(self.params, params, strict=True))
-        return [storage_shape(t, values) for t in self.tensors]
+        found = self._shapes.get(params)
+        if found is None:
+            values = dict(zip(self.params, params, strict=True))
+            if len(self._shapes) >= _KEPT_SHAPES:
+                self._shapes.clear()
+            found = self._shapes[params] = [storage_shape(t, values) for t in self.tensors]
+        return found
 
     def fresh(self, inputs: Sequence[Array], params: Params) -> list[Array]:
         """Return new arrays; one that updates an input starts as a copy of it."""
