@@ -25,6 +25,7 @@ def shared_runtime() -> Any:
     with _guard:
         if _loaded is None:
             source = Path(__file__).with_name("runtime.c").read_text(encoding="utf-8")
-            path = find_library(source, ("-O1",), find_compiler())  # waits and hands over: -O3 only takes longer to compile
+            # it waits and hands over: -O3 would only take longer to compile
+            path = find_library(source, ("-O1",), find_compiler())
             _loaded = symbol(path, "polyq_shared_runtime", "const polyq_runtime *")
         return _loaded
