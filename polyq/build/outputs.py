@@ -16,6 +16,7 @@ from polyq.build.arguments import DENSE, Params
 __all__ = ["Results"]
 
 _OWNED = 0x0004  # numpy's flag bit OWNDATA
+_PLAIN = DENSE | _OWNED | 0x0400  # WRITEABLE
 _KEPT_SHAPES = 4096  # values of parameters whose shapes are kept
 _ndarray: Any = np.ndarray
 
@@ -64,6 +65,9 @@ class Results:
         An ``out`` that is dense and shares no memory with an input is computed in directly, and so is one that is the
         very input it updates; any other gets the result copied.
         """
+        if self._is_plain(out, inputs, params):
+            plain = [cast("Array", out)]
+            return plain, plain
         taken = self._taken(out, params)
         for i, a in enumerate(taken[1:], 1):
             for j, b in enumerate(taken[:i]):
@@ -72,12 +76,22 @@ class Results:
                     raise ArgumentError(f"out: the arrays for {one} and {two} overlap; give each memory of its own")
         return [self._place(i, array, inputs) for i, array in enumerate(taken)], taken
 
+    def _is_plain(self, out: Any, inputs: Sequence[Array], params: Params) -> bool:
+        """Whether ``out`` is an array that the only output can be computed in as it stands: the common case, in short."""
+        if type(out) is not _ndarray or len(self.dtypes) != 1 or self.updating:
+            return False
+        if out.dtype is not self.dtypes[0] or out.flags.num & _PLAIN != _PLAIN or out.shape != self.shapes(params)[0]:
+            return False
+        # two arrays that own their memory share it only if they are one
+        return not any(
+            given is out or (not given.flags.num & _OWNED and np.may_share_memory(out, given)) for given in inputs
+        )
+
     def _place(self, i: int, array: Array, inputs: Sequence[Array]) -> Array:
         update = self.updates[i]
         flags = array.flags.num
         usable = flags & DENSE == DENSE
         for j, given in enumerate(inputs):
-            # two arrays that own their memory share it only if they are one
             apart = array is not given and flags & given.flags.num & _OWNED
             if usable and not apart and np.may_share_memory(array, given):
                 usable = j == update and _same_memory(array, given)
