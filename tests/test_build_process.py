@@ -268,6 +268,42 @@ def test_buffers_of_a_thread_grow_stay_and_are_apart():
     assert all(ask(0))
 
 
+HARNESS = """
+#include "%s"
+#include <stdio.h>
+#include <string.h>
+static void part(void *argument, int thread, int threads) { ((int *)argument)[thread] += threads; }
+static void *caller(void *argument) {
+  for (int i = 0; i < 1000; i++) {
+    int mine[64] = {0}, sum = 0, threads = 1 + i % 6;
+    run(part, mine, threads);
+    for (int j = 0; j < 64; j++) sum += mine[j];
+    if (sum != threads * threads && sum != 1) abort(); /* all parts ran once, or the caller ran alone */
+    memset(scratch((size_t)i * 100), 1, (size_t)i * 100);
+    memset(workspace((size_t)i * 10), 1, (size_t)i * 10);
+  }
+  return argument;
+}
+int main(void) {
+  pthread_t callers[3];
+  for (int i = 0; i < 3; i++) pthread_create(callers + i, NULL, caller, NULL);
+  for (int i = 0; i < 3; i++) pthread_join(callers[i], NULL);
+  puts("done");
+  return 0;
+}
+"""
+
+
+def test_the_pool_under_sanitizers(tmp_path):
+    runtime = Path(polyq.build.__file__).with_name("runtime.c")
+    (tmp_path / "harness.c").write_text(HARNESS % runtime)
+    options = ["-O1", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread"]
+    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    subprocess.run(["cc", *options, *sanitize, "harness.c", "-o", "harness"], cwd=tmp_path, check=True)
+    done = subprocess.run(["./harness"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
 def test_denormals_stay_after_a_build_and_a_call(threaded):
     def denormal():
         return np.float64(5e-324) != 0 and float(np.array([5e-324])[0] * 1.0) != 0.0 and np.float32(1e-45) * np.float32(1) != 0

@@ -77,7 +77,7 @@ class Results:
         return [self._place(i, array, inputs) for i, array in enumerate(taken)], taken
 
     def _is_plain(self, out: Any, inputs: Sequence[Array], params: Params) -> bool:
-        """Whether ``out`` is an array that the only output can be computed in as it stands: the common case, in short."""
+        """Whether ``out`` is an array that the only output can be computed in as it stands: the common case."""
         if type(out) is not _ndarray or len(self.dtypes) != 1 or self.updating:
             return False
         if out.dtype is not self.dtypes[0] or out.flags.num & _PLAIN != _PLAIN or out.shape != self.shapes(params)[0]:
