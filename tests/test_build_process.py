@@ -269,7 +269,7 @@ def test_buffers_of_a_thread_grow_stay_and_are_apart():
 
 
 HARNESS = """
-#include "%s"
+#include "RUNTIME"
 #include <stdio.h>
 #include <string.h>
 static void part(void *argument, int thread, int threads) { ((int *)argument)[thread] += threads; }
@@ -296,7 +296,7 @@ int main(void) {
 
 def test_the_pool_under_sanitizers(tmp_path):
     runtime = Path(polyq.build.__file__).with_name("runtime.c")
-    (tmp_path / "harness.c").write_text(HARNESS % runtime)
+    (tmp_path / "harness.c").write_text(HARNESS.replace("RUNTIME", str(runtime)))
     options = ["-O1", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread"]
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     subprocess.run(["cc", *options, *sanitize, "harness.c", "-o", "harness"], cwd=tmp_path, check=True)
