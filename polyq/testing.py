@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# numpy's stubs leave view partly unknown, and a kernel's result is one array or a tuple
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -38,10 +40,10 @@ def assert_close(kernel: Comparable, /, *, reference: Any = None, **arguments: A
     """Call ``kernel`` and compare each output with the oracle; raise :class:`AssertionError` where it is off.
 
     Under ``"strict"`` numerics the outputs must be equal (a zero's sign and a NaN's payload aside), under others within
-    the forward error bound of :func:`polyq.affine.bounds.error_bound`. ``reference`` is an array (a sequence of them for
-    several outputs) to compare with instead of the oracle, within the same bound; it is taken to be as accurate as the
-    oracle. ``arguments`` are the kernel's inputs and parameters by name. An element whose bound is inf, because an
-    intermediate result may overflow or is not finite, is not compared.
+    the forward error bound of :func:`polyq.affine.bounds.error_bound`. ``reference`` is an array (a sequence of them
+    for several outputs) to compare with instead of the oracle, within the same bound; it is taken to be as accurate
+    as the oracle. ``arguments`` are the kernel's inputs and parameters by name. An element whose bound is inf,
+    because an intermediate result may overflow or is not finite, is not compared.
     """
     spec = kernel.spec
     _, params = take_arguments(spec, arguments)
@@ -58,7 +60,8 @@ def assert_close(kernel: Comparable, /, *, reference: Any = None, **arguments: A
     for tensor, result, right, bound in zip(spec.outputs, results, expected, bounds, strict=True):
         shape = shape_of(tensor, params)
         _check_form(spec, tensor, np.asarray(result), right)
-        _compare(f"{spec.name}: {tensor.name}", *(_logical(tensor, np.asarray(a), shape) for a in (result, right)), bound, name)
+        got, wanted = _logical(tensor, np.asarray(result), shape), _logical(tensor, right, shape)
+        _compare(f"{spec.name}: {tensor.name}", got, wanted, bound, name)
 
 
 def _sequence(spec: Spec, value: Any) -> list[Any]:

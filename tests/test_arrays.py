@@ -107,7 +107,8 @@ def test_a_wrong_dtype(value, message):
     with pytest.raises(ArgumentTypeError) as caught:
         interpret(SPEC, x=value)
     assert str(caught.value) == message
-    assert isinstance(caught.value, TypeError) and isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, TypeError)
+    assert isinstance(caught.value, ValueError)
 
 
 @pytest.mark.parametrize("value", [X.tolist(), 3.0, None])
@@ -198,7 +199,8 @@ def test_unpack_inverts_pack(dtype, data):
     shape = data.draw(hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=9))
     values = data.draw(hnp.arrays(np.int8 if signed else np.uint8, shape, elements=st.integers(low, high)))
     packed = pack(dtype, values)
-    assert packed.shape == (*shape[:-1], -(-shape[-1] * bits // 8)) and packed.dtype == np.uint8
+    assert packed.shape == (*shape[:-1], -(-shape[-1] * bits // 8))
+    assert packed.dtype == np.uint8
     np.testing.assert_array_equal(unpack(dtype, packed, shape[-1]), values, strict=True)
     for row, codes in zip(packed.reshape(-1, packed.shape[-1]), values.reshape(-1, shape[-1]), strict=True) if values.size else ():
         number = sum((int(c) % 2**bits) << (bits * i) for i, c in enumerate(codes))
@@ -276,7 +278,8 @@ def test_random_arrays_fit_and_repeat():
     for name, values in first.items():
         np.testing.assert_array_equal(values, again[name])
         assert not np.array_equal(values, other[name])
-    assert first["vu8"].min() < 10 and first["vu8"].max() > 245
+    assert first["vu8"].min() < 10
+    assert first["vu8"].max() > 245
     assert set(unpack("i4", first["vi4"], 5).ravel().tolist()) == set(range(-8, 8))
     assert abs(first["vi32"]).max() <= 1000
     with np.errstate(over="ignore"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ class Fake:
 
     spec: Spec
     numerics: str = "reassoc"
-    change: Any = staticmethod(lambda y: y)
+    change: Any = field(default=lambda y: y)
 
     def __call__(self, **arguments):
         return self.change(interpret(self.spec, **arguments))

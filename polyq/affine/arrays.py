@@ -1,12 +1,14 @@
 """A caller's arrays and the tensors of a spec: conversion, checks, parameters, packed storage, random data.
 
-An array has two forms. In *storage* it is what a kernel reads: the numpy dtype of :func:`polyq.affine.dtypes.numpy_dtype`
-(sub-byte types packed in ``uint8``, bf16 as ``uint16``). In *logical* form it has the tensor's shape and one element per
-entry: sub-byte integers as ``int8`` or ``uint8``, bf16 as the ``float32`` of the same value.
+An array has two forms. In *storage* it is what a kernel reads: the dtype of :func:`polyq.affine.dtypes.numpy_dtype`
+(sub-byte types packed in ``uint8``, bf16 as ``uint16``). In *logical* form it has the tensor's shape and one element
+per entry: sub-byte integers as ``int8`` or ``uint8``, bf16 as the ``float32`` of the same value.
 """
 
 from __future__ import annotations
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# numpy's stubs leave reshape, view and clip partly unknown
 import sys
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
@@ -67,12 +69,12 @@ def storage_shape(tensor: Tensor, params: Mapping[str, int]) -> tuple[int, ...]:
     return (*shape[:-1], packed_extent(tensor.dtype, shape[-1]))
 
 
-def bind_params(spec: Spec, shapes: Mapping[str, Sequence[int]], given: Mapping[str, int]) -> dict[str, int]:
+def bind_params(spec: Spec, shapes: Mapping[str, Sequence[int]], given: Mapping[str, object]) -> dict[str, int]:
     """Return the value of every parameter of ``spec`` and check all shapes of inputs.
 
-    ``shapes`` holds the storage shape of each input. A shape entry that is a bare parameter determines it; the last axis
-    of a sub-byte tensor determines none, since 7 and 8 nibbles are both four bytes. ``given`` holds parameters by name.
-    Raises :class:`ArgumentError` for a rank, an extent or a parameter that does not fit.
+    ``shapes`` holds the storage shape of each input. A shape entry that is a bare parameter determines it; the last
+    axis of a sub-byte tensor determines none, since 7 and 8 nibbles are both four bytes. ``given`` holds parameters
+    by name. Raises :class:`ArgumentError` for a rank, an extent or a parameter that does not fit.
     """
     values: dict[str, int] = {}
     source: dict[str, str] = {}
@@ -109,7 +111,7 @@ def _bare(entry: Affine) -> str | None:
 
 
 def _bind_given(
-    needed: Sequence[str], values: dict[str, int], source: dict[str, str], given: Mapping[str, int]
+    needed: Sequence[str], values: dict[str, int], source: dict[str, str], given: Mapping[str, object]
 ) -> None:
     for name, value in given.items():
         if name not in needed:
@@ -134,7 +136,8 @@ def _check_shape(
     used = sorted({p for e in tensor.extents for p in e.params()})
     notes = "".join(f"; {p} = {values[p]} from {source[p]}" for p in used)
     if info(tensor.dtype).packed:
-        notes += f"; {tensor.dtype} elements are packed in uint8, {8 // info(tensor.dtype).bits} a byte, along the last axis"
+        fields = 8 // info(tensor.dtype).bits
+        notes += f"; {tensor.dtype} elements are packed in uint8, {fields} a byte, along the last axis"
     raise ArgumentError(f"{tensor.name}: expected shape {expected} ({_described(tensor)}), got {tuple(shape)}{notes}")
 
 
@@ -162,7 +165,8 @@ def to_storage(tensor: Tensor, value: object) -> tuple[Array, tuple[int, ...] | 
         return array.view(np.uint16) if array.flags.c_contiguous else np.ascontiguousarray(array).view(np.uint16), None
     if array.dtype.kind in "uif" and array.dtype.newbyteorder("=") == expected:
         return array.astype(expected), None  # foreign byte order: the values are right, only their bytes turn
-    raise ArgumentTypeError(f"{tensor.name}: expected {_expected_dtype(tensor.dtype)}, got dtype {name}{_advice(tensor)}")
+    wanted = _expected_dtype(tensor.dtype)
+    raise ArgumentTypeError(f"{tensor.name}: expected {wanted}, got dtype {name}{_advice(tensor)}")
 
 
 _ML_NAMES = {"u4": "uint4", "i4": "int4", "u2": "uint2", "i2": "int2"}
@@ -197,7 +201,8 @@ def _as_array(tensor: Tensor, value: Any) -> Array:
     except (TypeError, ValueError, RuntimeError, BufferError, AssertionError) as error:
         # an object without any array protocol ends here too: memoryview refuses it
         raise ArgumentTypeError(
-            f"{tensor.name}: expected an array on the CPU of {_expected_dtype(tensor.dtype)}, got {_kind(value)}: {error}"
+            f"{tensor.name}: expected an array on the CPU of {_expected_dtype(tensor.dtype)}, "
+            f"got {_kind(value)}: {error}"
         ) from error
     raise ArgumentTypeError(f"{tensor.name}: expected an array of {_expected_dtype(tensor.dtype)}, got {_kind(value)}")
 
@@ -209,13 +214,14 @@ def _kind(value: object) -> str:
 def take_arguments(spec: Spec, arguments: Mapping[str, object]) -> tuple[dict[str, Array], dict[str, int]]:
     """Split keyword arguments into the storage arrays of all inputs and the values of all parameters, all checked.
 
-    Raises :class:`ArgumentError` for a missing or unknown name, a shape or a parameter, :class:`ArgumentTypeError` for a
-    dtype or something that is no array.
+    Raises :class:`ArgumentError` for a missing or unknown name, a shape or a parameter, :class:`ArgumentTypeError` for
+    a dtype or something that is no array.
     """
     missing = [name for name in spec.input_names if name not in arguments]
     if missing:
         raise ArgumentError(
-            f"missing input {', '.join(missing)}: expected {', '.join(map(str, spec.inputs))}; got {', '.join(arguments) or 'none'}"
+            f"missing input {', '.join(missing)}: expected {', '.join(map(str, spec.inputs))}; "
+            f"got {', '.join(arguments) or 'none'}"
         )
     given: dict[str, Any] = {k: v for k, v in arguments.items() if k not in spec.input_names}
     for name in given:
@@ -304,7 +310,7 @@ def round_bf16(values: Array) -> Array:
 
 
 def _odd_f32(values: Array) -> Array:
-    """Round ``float64`` to ``float32`` to odd, after which a second rounding to a narrower type is exact (Boldo, Melquiond)."""
+    """Round ``float64`` to ``float32`` to odd: a second rounding, to a narrower type, is then right (Boldo 2008)."""
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         near = values.astype(np.float32)
         back = near.astype(np.float64)
@@ -335,7 +341,7 @@ def to_caller(tensor: Tensor, logical: Array) -> Array:
 
 
 def caller_view(tensor: Tensor, storage: Array) -> Array:
-    """Return a storage array as a caller sees it, without a copy: bf16 bits as ``ml_dtypes.bfloat16`` where installed."""
+    """Return a storage array as a caller sees it, without a copy: bf16 as ``ml_dtypes.bfloat16`` if installed."""
     if tensor.dtype != "bf16":
         return storage
     bfloat16 = _bfloat16()
@@ -354,7 +360,7 @@ def _bfloat16() -> np.dtype[Any] | None:
 
 # ---- results
 def collect(spec: Spec, values: Sequence[Array]) -> Any:
-    """Return the outputs as a caller gets them: one array alone, several as a named tuple in order of ``output_names``."""
+    """Return the outputs as a caller gets them: one array alone, several as a named tuple in their order."""
     if len(values) == 1:
         return values[0]
     return _outputs_type(spec.output_names)(*values)
@@ -362,8 +368,12 @@ def collect(spec: Spec, values: Sequence[Array]) -> Any:
 
 @lru_cache(maxsize=256)
 def _outputs_type(names: tuple[str, ...]) -> Any:
-    kind = namedtuple("Outputs", names, rename=True)
-    setattr(kind, "__reduce__", lambda self: (_outputs, (names, tuple(self))))  # noqa: B010 - pickle finds no such class
+    kind: Any = namedtuple("Outputs", names, rename=True)  # pyright: ignore[reportUntypedNamedTuple] - known at run time
+
+    def reduce(self: tuple[Array, ...]) -> tuple[Any, ...]:  # pickle finds no class of that name
+        return _outputs, (names, tuple(self))
+
+    kind.__reduce__ = reduce
     return kind
 
 
@@ -393,8 +403,8 @@ def _random(tensor: Tensor, params: Mapping[str, int], generator: np.random.Gene
     low, high = value_range(d.name)
     if d.bits >= 32:
         low, high = max(low, -1000), 1000
-    logical = generator.integers(low, high, shape, dtype=np.int64 if d.bits > 8 else None or _code_type(d.name), endpoint=True)
-    logical = np.asarray(logical)
+    drawn = np.int64 if d.bits > 8 else _code_type(d.name)
+    logical = np.asarray(generator.integers(low, high, shape, dtype=drawn, endpoint=True))
     return pack(d.name, logical) if d.packed else logical.astype(numpy_dtype(d.name))
 
 

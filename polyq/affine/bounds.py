@@ -1,7 +1,7 @@
 """A forward error bound, element by element, between a kernel under ``"reassoc"`` numerics and the oracle.
 
-With each value travel four numbers (:class:`Bounded`): its value in float64; a bound on the error of any evaluation that
-the numerics allow; its *size*, the same expression on absolute values with every subtraction an addition; and its
+With each value travel four numbers (:class:`Bounded`): its value in float64; a bound on the error of any evaluation
+that the numerics allow; its *size*, the same expression on absolute values with every subtraction an addition; and its
 *reach*, the size with every factor at least 1.
 
 The size makes the bound hold for every order of a sum, for FMA, and for a factor moved out of a sum: all of these
@@ -13,9 +13,11 @@ Functions may be off by ``ULPS`` units in the last place, as vector libraries ar
 
 from __future__ import annotations
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# numpy's stubs leave reduce and clip partly unknown
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -61,12 +63,13 @@ def gamma(n: float, u: float) -> float:
 def error_bound(
     spec: Spec, arguments: Mapping[str, object], oracle: Sequence[Array] | None = None
 ) -> tuple[Array, ...]:
-    """Return, for each output, the greatest difference between a kernel under ``"reassoc"`` and ``interpret(spec, ...)``.
+    """Return, for each output, the greatest difference between a kernel under ``"reassoc"`` and the oracle.
 
-    ``arguments`` holds inputs and parameters as for :func:`~polyq.affine.interpret.interpret`. ``oracle``, its result as
-    a sequence, makes the bound tighter: its own error is then measured instead of bounded. The arrays are float64 in the
-    logical shape of the outputs; integers that no float decides get 0. An entry is inf where an intermediate result may
-    overflow or is not finite, or where a decision (the sign under a root, say) hangs on rounding.
+    ``arguments`` holds inputs and parameters as for :func:`~polyq.affine.interpret.interpret`. ``oracle``, its
+    result as a sequence, makes the bound tighter: its own error is then measured instead of bounded. The arrays are
+    float64 in the logical shape of the outputs; integers that no float decides get 0. An entry is inf where an
+    intermediate result may overflow or is not finite, or where a decision (the sign under a root, say) hangs on
+    rounding.
     """
     arrays, params = take_arguments(spec, arguments)
     written = {op.target for op in spec.ops}
@@ -123,9 +126,9 @@ def _leaf(value: Array, error: Array) -> Value:
 
 @dataclass(frozen=True)
 class Bounded:
-    """The arithmetic of ``(value, error, size, reach)``; comparisons carry 1 as the error where they may turn out differently."""
+    """The arithmetic of ``(value, error, size, reach)``: a comparison that may turn out differently has error 1."""
 
-    values: Declared = Declared(precise=True)
+    values: Declared = field(default_factory=lambda: Declared(precise=True))
 
     def const(self, node: Const) -> Value:
         """Return a literal, rounded to its dtype as kernels have it."""

@@ -8,6 +8,8 @@ computed is an :class:`Arithmetic`: :mod:`polyq.affine.interpret` computes in th
 
 from __future__ import annotations
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# numpy's stubs leave reshape, reduce and clip partly unknown
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -162,9 +164,9 @@ class _Run:
     def _terms(
         self, env: dict[str, Array], points: int, ranges: dict[str, Array]
     ) -> tuple[Array, Value, Array | None] | None:
-        """Return flat cells, values of the body and the domain's mask for ``points x ranges``, ``None`` if all are masked.
+        """Return flat cells, values of the body and the domain's mask for ``points x ranges``, if any is in the domain.
 
-        Axis 0 runs over the points of ``env``, axis ``1 + i`` over the i-th range. What is masked in a reduction is neutral.
+        Axis 0 runs over the points of ``env``, axis ``1 + i`` over the i-th range. In a reduction, masked is neutral.
         """
         op, rank = self.op, len(ranges)
         dims = {d: a.reshape(-1, *(1,) * rank) for d, a in env.items()}
@@ -271,7 +273,7 @@ def _outside_floors(e: Affine, dim: str) -> bool:
 
 
 def _blocks(sizes: Sequence[int], limit: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Cut a box into boxes of at most ``limit`` points, the longest sides first: what short dims share stays together."""
+    """Cut a box into boxes of at most ``limit`` points, the longest sides first: what short dims share stays whole."""
     steps = list(sizes)
     while math.prod(steps) > limit:
         longest = steps.index(max(steps))

@@ -3,14 +3,17 @@
 Instances run in their order, each reduction too (:mod:`polyq.affine.instances`). The arithmetic, which a kernel under
 ``"strict"`` numerics must equal bit by bit, is this:
 
-Integers wrap. ``//`` is the floor of the quotient and ``a % b == a - (a // b) * b``; both are 0 where ``b`` is 0, and the
-least integer ``// -1`` is itself. Casts of floats to integers truncate, saturate, and give 0 for NaN. exp, log, tanh and
-erf are C's double functions, rounded once. f16 and bf16 round after each operation, but sums and products over reduced
-dims accumulate in f32 and round once at the end of the op (at each instance where the op reads its own target).
+Integers wrap. ``//`` is the floor of the quotient and ``a % b == a - (a // b) * b``; both are 0 where ``b`` is 0, and
+the least integer ``// -1`` is itself. Casts of floats to integers truncate, saturate, and give 0 for NaN. exp, log,
+tanh and erf are C's double functions, rounded once. f16 and bf16 round after each operation, but sums and products
+over reduced dims accumulate in f32 and round once at the end of the op (at each instance where the op reads its own
+target).
 """
 
 from __future__ import annotations
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# numpy's stubs leave reshape and clip partly unknown
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,8 +41,8 @@ __all__ = ["Declared", "interpret"]
 def interpret(spec: Spec, /, precise: bool = False, **arguments: Any) -> Any:
     """Evaluate ``spec`` on keyword arguments (inputs, and parameters that no shape determines).
 
-    Returns one array, or a named tuple in order of ``spec.output_names``. With ``precise`` every float is a float64, the
-    outputs included. The caller's arrays stay as they are. Raises :class:`~polyq.affine.errors.ArgumentError` for
+    Returns one array, or a named tuple in order of ``spec.output_names``. With ``precise`` every float is a float64,
+    the outputs included. The caller's arrays stay as they are. Raises :class:`~polyq.affine.errors.ArgumentError` for
     arguments that do not fit the spec.
     """
     arrays, params = take_arguments(spec, arguments)
