@@ -355,7 +355,7 @@ def test_an_updated_tensor_keeps_what_came_in() -> None:
     spec = parse("y[i] += x[i, k]", outputs=["y"], y=("f32", (4,)), x=("f32", (4, 6)))
     total = stage(spec, "y", "i, k", "y[i]", "x[i, k]")
     assert certify(spec, nest_of(spec, loop("i", "4", loop("k", "6", total)))).ok
-    cleared = Assign("y", affs("i, 0"), "y", affs("i"), total.value, None)
+    cleared = replace(stage(spec, "y", "i, 0", "y[i]", "x[i, 0]"), reduce=None)
     refused(spec, nest_of(spec, loop("i", "4", cleared, loop("k", "6", total))), "body", "combines by")
     refused(spec, nest_of(spec, loop("i", "3", loop("k", "6", total))), "flow", "y[3]")
 

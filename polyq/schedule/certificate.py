@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
-from polyq.affine.expr import Affine, Constraint
-from polyq.affine.scalar import Apply, Cast, Const, Index, Load, Scalar, format_scalar, substitute_dims
+from polyq.affine.expr import Constraint
+from polyq.affine.scalar import Apply, Cast, Const, Index, Load, Scalar, format_scalar, loads, substitute_dims
 from polyq.affine.sets import SearchLimit, limited
 from polyq.affine.spec import Spec
-from polyq.schedule.dataflow import compare, flow_of, original_flow
-from polyq.schedule.legality import races
+from polyq.schedule.dataflow import compare, forget, nest_flow, original_flow
+from polyq.schedule.legality import out_of_bounds, races
 from polyq.schedule.loopnest import LoopNest
 from polyq.schedule.naive import tensor_buffers
 from polyq.schedule.readback import Program, Statement, read_back
 from polyq.schedule.reductions import check_reductions
-from polyq.schedule.witness import Violation, instance_of, mark
+from polyq.schedule.witness import Violation, mark
 
 __all__ = ["OPERATIONS", "Certificate", "Check", "certify"]
 
@@ -72,6 +72,7 @@ class Certificate:
 
     def verify(self) -> bool:
         """Check again, from nothing but the spec, the nest and the numerics."""
+        forget()
         return certify(self.spec, self.nest, self.numerics).ok
 
     def __str__(self) -> str:
@@ -115,14 +116,14 @@ def _searches(
 ) -> Iterator[tuple[str, Callable[[], Iterator[Violation]]]]:
     """Yield the checks, cheap ones first; the flow is computed inside the check that needs it first."""
     yield "bodies", partial(_bodies, spec, program)
-    yield "bounds", partial(_bounds, spec, program)
+    yield "bounds", partial(out_of_bounds, spec, program)
     yield "concurrency", partial(races, spec, program)
 
     def flows() -> Iterator[Violation]:
+        again, flow = nest_flow(program.nest)
         original = original_flow(spec, numerics == "strict")
-        flow = flow_of(program)
-        yield from compare(spec, program, flow, original)
-        yield from check_reductions(spec, program, flow, original)
+        yield from compare(spec, again, flow, original)
+        yield from check_reductions(spec, again, flow, original)
 
     yield "dataflow", flows
 
@@ -162,7 +163,7 @@ def _bodies(spec: Spec, program: Program) -> Iterator[Violation]:
 
 def _body(spec: Spec, s: Statement) -> str | None:
     node = s.assign
-    for load, storage in zip(_loads(node.value), s.storages, strict=False):
+    for load, storage in zip(loads(node.value), s.storages, strict=False):
         if load.dtype != storage.buffer.dtype:
             return f"{node.op}: loads {load.dtype} from {load.tensor}, which holds {storage.buffer.dtype}"
     if not node.op:
@@ -185,12 +186,6 @@ def _body(spec: Spec, s: Statement) -> str | None:
     return None
 
 
-def _loads(value: Scalar) -> tuple[Load, ...]:
-    from polyq.affine.scalar import loads
-
-    return loads(value)
-
-
 def _equal(wanted: Scalar, got: Scalar, s: Statement) -> bool:
     """Whether two bodies are equal but for where they load from (which the dataflow compares)."""
     match wanted, got:
@@ -210,42 +205,3 @@ def _equal(wanted: Scalar, got: Scalar, s: Statement) -> bool:
             )  # fmt: skip
         case _:
             return False
-
-
-# ---- bounds
-def _bounds(spec: Spec, program: Program) -> Iterator[Violation]:
-    """Every subscript of every access lies in its buffer."""
-    for position, s in enumerate(program.statements):
-        accesses = [(load.index, storage) for load, storage in zip(_loads(s.assign.value), s.storages, strict=False)]
-        for index, storage in dict.fromkeys([*accesses, (s.assign.index, s.target)]):
-            for axis, (subscript, extent) in enumerate(zip(index, storage.buffer.shape, strict=True)):
-                for inside in (Constraint(subscript), Constraint(extent - subscript - 1)):
-                    if inside.expr.is_constant and inside.expr.const >= 0:
-                        continue
-                    found = _outside(spec, program, s, position, inside, subscript, axis, storage.buffer.name)
-                    if found is not None:
-                        yield found
-
-
-def _outside(
-    spec: Spec,
-    program: Program,
-    s: Statement,
-    position: int,
-    inside: Constraint,
-    subscript: Affine,
-    axis: int,
-    name: str,
-) -> Violation | None:
-    if s.domain.implies(inside):
-        return None
-    point = s.domain.constrain([replace(inside, expr=-inside.expr - 1)]).sample()
-    assert point is not None
-    return Violation(
-        "bounds",
-        f"{s.assign.op or 'a copy'} touches {name} outside its extent {program.nest.buffer(name).shape[axis]} "
-        f"in dim {axis}, by the subscript {subscript}",
-        (instance_of(spec, s, *point),),
-        tuple(point[1].items()),
-        nest=mark(program.nest, statement=position + 1),
-    )

@@ -16,14 +16,14 @@ from polyq.affine.expr import Affine, Constraint
 from polyq.affine.flow import Access, value_flow
 from polyq.affine.sets import Domain, Relation
 from polyq.affine.spec import Op, Spec
-from polyq.schedule.loopnest import Buffer
+from polyq.schedule.loopnest import Buffer, LoopNest
 from polyq.schedule.naive import naive_nest
 from polyq.schedule.readback import Program, Statement, read_back
 from polyq.schedule.witness import Instance, Violation, instance_of, mark
 
 __all__ = [
-    "Flow", "Original", "Reader", "compare", "flow_of", "is_exact", "links", "original_flow", "original_program",
-    "value_id",
+    "Flow", "Original", "Reader", "compare", "flow_of", "forget", "is_exact", "links", "nest_flow", "original_flow",
+    "original_program", "value_id",
 ]  # fmt: skip
 
 #: who reads: a statement and its operand, or ("output", tensor)
@@ -117,17 +117,29 @@ def is_exact(spec: Spec, op: Op) -> bool:
     return op.reduce in ("min", "max") or not dtypes.is_float(spec.tensor(op.target).dtype)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
+def nest_flow(nest: LoopNest) -> tuple[Program, Flow]:
+    """Return a nest read back, and its flow; kept, since a transform and the certificate ask for the same nest."""
+    program = read_back(nest)
+    return program, flow_of(program)
+
+
+@lru_cache(maxsize=64)
 def original_program(spec: Spec) -> Program:
     """Return the spec's own nest, read back; its statements are the ops, its loop variables their dims."""
     return read_back(naive_nest(spec))
 
 
-@lru_cache(maxsize=256)
+def forget() -> None:
+    """Drop everything that is kept, so that the next question is answered from nothing."""
+    for kept in (nest_flow, original_program, original_flow):
+        kept.cache_clear()
+
+
+@lru_cache(maxsize=64)
 def original_flow(spec: Spec, strict: bool) -> Original:
     """Return the values that the reads of ``spec`` get; ``strict`` keeps the order of inexact reductions."""
-    program = original_program(spec)
-    flow = flow_of(program)
+    program, flow = nest_flow(naive_nest(spec))
     names = [s.assign.op for s in program.statements]
     free = frozenset(
         op.name

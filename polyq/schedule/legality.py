@@ -1,30 +1,32 @@
 """The one oracle of what a schedule may do.
 
-A nest is legal if every read gets the value that it gets in the spec (see :mod:`polyq.schedule.dataflow`), if
-reductions whose order is free still take every term once (:mod:`polyq.schedule.reductions`), and if no two iterations
-of a parallel or vector loop touch one cell that either writes. :func:`check_order` answers for a nest;
-:func:`dependences` lists all pairs of accesses to one cell, for those who plan a nest.
+A nest is legal if every subscript lies in its buffer, if every read gets the value that it gets in the spec
+(:mod:`polyq.schedule.dataflow`), if reductions whose order is free still take every term once
+(:mod:`polyq.schedule.reductions`), and if no two iterations of a parallel or vector loop touch one cell that either
+writes. :func:`check_order` answers for a nest; :func:`dependences` lists all pairs of accesses to one cell, for those
+who plan a nest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from polyq.affine.expr import Affine, Constraint
 from polyq.affine.flow import Access
+from polyq.affine.scalar import loads
 from polyq.affine.sets import Relation
 from polyq.affine.spec import Spec
-from polyq.schedule.dataflow import compare, flow_of, is_exact, original_flow, original_program
+from polyq.schedule.dataflow import compare, is_exact, nest_flow, original_flow, original_program
 from polyq.schedule.loopnest import Loop, LoopNest
-from polyq.schedule.readback import Program, Statement, read_back
+from polyq.schedule.readback import Program, Statement
 from polyq.schedule.reductions import check_reductions
 from polyq.schedule.witness import Instance, Violation, instance_of, mark
 
 __all__ = [
     "CONCURRENT", "Dependence", "Instance", "Violation", "carried", "check_order", "dependences",
-    "is_carried", "races",] # fmt: skip
+    "is_carried", "out_of_bounds", "races",] # fmt: skip
 
 CONCURRENT = ("parallel", "vector")
 
@@ -157,14 +159,56 @@ def _race(spec: Spec, program: Program, loop: Loop, a: Statement, b: Statement, 
     )
 
 
+# ---- subscripts
+def out_of_bounds(spec: Spec, program: Program) -> Iterator[Violation]:
+    """Yield every access with a subscript that leaves its buffer, with a point where it does."""
+    for position, s in enumerate(program.statements):
+        accesses = [(load.index, storage) for load, storage in zip(loads(s.assign.value), s.storages, strict=False)]
+        for index, storage in dict.fromkeys([*accesses, (s.assign.index, s.target)]):
+            for axis, (subscript, extent) in enumerate(zip(index, storage.buffer.shape, strict=True)):
+                for inside in (Constraint(subscript), Constraint(extent - subscript - 1)):
+                    if inside.expr.is_constant and inside.expr.const >= 0:
+                        continue
+                    found = _outside(spec, program, s, position, inside, subscript, axis, storage.buffer.name)
+                    if found is not None:
+                        yield found
+
+
+def _outside(
+    spec: Spec,
+    program: Program,
+    s: Statement,
+    position: int,
+    inside: Constraint,
+    subscript: Affine,
+    axis: int,
+    name: str,
+) -> Violation | None:
+    if s.domain.implies(inside):
+        return None
+    point = s.domain.constrain([replace(inside, expr=-inside.expr - 1)]).sample()
+    assert point is not None
+    return Violation(
+        "bounds",
+        f"{s.assign.op or 'a copy'} touches {name} outside its extent {program.nest.buffer(name).shape[axis]} "
+        f"in dim {axis}, by the subscript {subscript}",
+        (instance_of(spec, s, *point),),
+        tuple(point[1].items()),
+        nest=mark(program.nest, statement=position + 1),
+    )
+
+
+# ---- the verdict
 def check_order(spec: Spec, nest: LoopNest, numerics: str = "reassoc") -> Violation | None:
     """Return ``None`` if ``nest`` computes ``spec`` in a legal order, else the first violation found.
 
     ``numerics`` other than ``"strict"`` let float sums and products run in any order; integers, min and max always may.
     """
-    program = read_back(nest)
+    program, flow = nest_flow(nest)
+    outside = next(out_of_bounds(spec, program), None)
+    if outside is not None:
+        return outside
     original = original_flow(spec, numerics == "strict")
-    flow = flow_of(program)
     for check in (compare, check_reductions):
         found = next(check(spec, program, flow, original), None)
         if found is not None:
