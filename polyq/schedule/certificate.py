@@ -19,7 +19,7 @@ from polyq.affine.scalar import Apply, Cast, Const, Index, Load, Scalar, format_
 from polyq.affine.sets import SearchLimit, limited
 from polyq.affine.spec import Spec
 from polyq.schedule.dataflow import compare, forget, nest_flow, original_flow
-from polyq.schedule.legality import out_of_bounds, races
+from polyq.schedule.legality import OPERATIONS, out_of_bounds, races
 from polyq.schedule.loopnest import LoopNest
 from polyq.schedule.naive import tensor_buffers
 from polyq.schedule.readback import Program, Statement, read_back
@@ -27,10 +27,6 @@ from polyq.schedule.reductions import check_reductions
 from polyq.schedule.witness import Violation, mark
 
 __all__ = ["OPERATIONS", "Certificate", "Check", "certify"]
-
-#: how many isl operations one certificate may take (some 60 s); beyond it the verdict is "not proven"
-OPERATIONS = 100_000_000
-
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -104,7 +100,7 @@ def certify(spec: Spec, nest: LoopNest, numerics: str = "reassoc") -> Certificat
             with limited(OPERATIONS):
                 found = next(find(), None)
         except SearchLimit as error:
-            found = Violation("limit", f"not proven: {error}; certificate.OPERATIONS sets the limit", nest=str(nest))
+            found = Violation("limit", f"not proven: {error}; legality.OPERATIONS sets the limit", nest=str(nest))
         checks.append(Check(name, found, time.perf_counter() - start))
         if found is not None:
             break

@@ -237,10 +237,8 @@ def _unwritten(spec: Spec, program: Program, flow: Flow, original: Original) -> 
         left = domain if known is None else domain.subtract(known)
         point = left.sample()
         if point is not None:
-            cell = ", ".join(map(str, point[0].values()))
-            yield Violation(
-                "flow", f"nothing writes {operand}[{cell}]", (), tuple(point[1].items()), nest=str(program.nest)
-            )
+            text = f"nothing writes {_cell(operand, point[0])}"
+            yield Violation("flow", text, (), tuple(point[1].items()), nest=str(program.nest))
 
 
 def _compare_edge(
@@ -299,6 +297,10 @@ def _unfinished(program: Program, flow: Flow, writer: int | str, relation: Relat
     return result
 
 
+def _cell(tensor: int | str, point: dict[str, int]) -> str:
+    return f"{tensor}[{', '.join(map(str, point.values()))}]" if point else str(tensor)
+
+
 def _edge_violation(
     spec: Spec, program: Program, writer: int | str, reader: Reader, wrong: Relation, kind: str, text: str
 ) -> Violation:
@@ -310,7 +312,7 @@ def _edge_violation(
         instances.append(instance_of(spec, program.statements[writer], source, params))
         came = f"from {instances[0]}"
     else:
-        came = f"from the incoming {writer}[{', '.join(map(str, source.values()))}]"
+        came = f"from the incoming {_cell(writer, source)}"
     position = None
     if isinstance(reader[0], int):
         position = reader[0] + 1
@@ -318,6 +320,6 @@ def _edge_violation(
         instances.append(instance_of(spec, s, sink, params))
         what = f"{s.assign.op or 'a copy'} operand {reader[1]}"
     else:
-        what = f"{reader[1]}[{', '.join(map(str, sink.values()))}]"
+        what = _cell(reader[1], sink)
     nest = mark(program.nest, statement=position)
     return Violation(kind, f"{what} {text}: it comes {came}", tuple(instances), tuple(params.items()), nest=nest)

@@ -16,7 +16,7 @@ from functools import lru_cache
 from polyq.affine.expr import Affine, Constraint
 from polyq.affine.flow import Access
 from polyq.affine.scalar import loads
-from polyq.affine.sets import Relation
+from polyq.affine.sets import Relation, SearchLimit, limited
 from polyq.affine.spec import Spec
 from polyq.schedule.dataflow import compare, is_exact, nest_flow, original_flow, original_program
 from polyq.schedule.loopnest import Loop, LoopNest
@@ -25,10 +25,13 @@ from polyq.schedule.reductions import check_reductions
 from polyq.schedule.witness import Instance, Violation, instance_of, mark
 
 __all__ = [
-    "CONCURRENT", "Dependence", "Instance", "Violation", "carried", "check_order", "dependences",
+    "CONCURRENT", "OPERATIONS", "Dependence", "Instance", "Violation", "carried", "check_order", "dependences",
     "is_carried", "out_of_bounds", "races",] # fmt: skip
 
 CONCURRENT = ("parallel", "vector")
+
+#: how many isl operations one verdict may take (some 60 s); beyond it the nest counts as not proven
+OPERATIONS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,6 +207,14 @@ def check_order(spec: Spec, nest: LoopNest, numerics: str = "reassoc") -> Violat
 
     ``numerics`` other than ``"strict"`` let float sums and products run in any order; integers, min and max always may.
     """
+    try:
+        with limited(OPERATIONS):
+            return _first_violation(spec, nest, numerics)
+    except SearchLimit as error:
+        return Violation("limit", f"not proven: {error}; legality.OPERATIONS sets the limit", nest=str(nest))
+
+
+def _first_violation(spec: Spec, nest: LoopNest, numerics: str) -> Violation | None:
     program, flow = nest_flow(nest)
     outside = next(out_of_bounds(spec, program), None)
     if outside is not None:

@@ -30,9 +30,9 @@ class Instance:
 class Violation:
     """One reason why a nest does not compute its spec.
 
-    ``kind`` is ``domain``, ``flow``, ``order``, ``uninitialised``, ``reduction``, ``race``, ``bounds``, ``body`` or
-    ``buffer``. ``instances`` is the witness at the parameter values ``params``; ``loop`` names the loop that carries
-    the conflict, if one does; ``nest`` is the printed nest with the place marked.
+    ``kind`` is ``domain``, ``flow``, ``uninitialised``, ``reduction``, ``race``, ``bounds``, ``body``, ``buffer`` or
+    ``limit`` (the search for a proof was cut short). ``instances`` is the witness at the parameter values ``params``;
+    ``loop`` names the loop that carries the conflict, if one does; ``nest`` is the printed nest with the place marked.
     """
 
     kind: str
