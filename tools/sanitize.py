@@ -29,7 +29,7 @@ from polyq.affine.dtypes import is_float, numpy_dtype
 from polyq.emit.module import Module
 
 ROOT = Path(__file__).resolve().parent.parent
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g", "-O1")
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1", "-O0")
 #: conversions that C leaves undefined and reductions over nothing belong in here, as do tails of every kind
 PROGRAMS: dict[str, tuple[str, dict[str, int]]] = {
     "grouped u8": (
