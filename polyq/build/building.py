@@ -12,7 +12,7 @@ from polyq.build.cache import find_library
 from polyq.build.compiler import find_compiler
 from polyq.build.kernel import Kernel
 from polyq.build.plan import make_plan, phase
-from polyq.build.runtime import shared_runtime
+from polyq.build.runtime import shared_runtime, start_runtime
 from polyq.build.threads import default_threads
 from polyq.emit.module import Module
 from polyq.schedule import NUMERICS, Schedule
@@ -50,8 +50,13 @@ def build(
     }  # fmt: skip
     mode, machine = _options_of(program, numerics, target)
     limit = _threads(threads)
-    plan, schedule, certificate = make_plan(program, mode, machine)
-    entry = _load(plan.module) if set(plan.module.features) <= detect_machine().features else None
+    end_runtime = start_runtime()
+    try:
+        plan, schedule, certificate = make_plan(program, mode, machine)
+        entry = _load(plan.module) if set(plan.module.features) <= detect_machine().features else None
+    except BaseException:
+        end_runtime()
+        raise
     kernel = Kernel(
         program, plan, entry, numerics=mode, target=machine, threads=limit, constants=asked["constants"], asked=asked
     )
@@ -63,9 +68,8 @@ def build(
 def _load(module: Module) -> tuple[binding.Entry, Any]:
     with phase("library"):
         compiler = find_compiler()
-        runtime = shared_runtime()
         path = find_library(module.source, module.flags, compiler)
-        return binding.load(path, module.entry), runtime
+        return binding.load(path, module.entry), shared_runtime()
 
 
 def _spec_of(program: object) -> Spec:

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from polyq.affine.errors import BuildError, CompilerNotFound
 
-__all__ = ["OPTIMIZATION", "TIME_LIMIT", "Compiler", "find_compiler"]
+__all__ = ["OPTIMIZATION", "TIME_LIMIT", "Compiler", "end_compiler", "find_compiler"]
 
 #: No option here changes what floating-point code means, and none links a start-up object that sets the CPU's flags.
 OPTIMIZATION = ("-O3", "-fPIC", "-shared", "-std=gnu11", "-pthread")
@@ -124,6 +125,7 @@ def _run(command: tuple[str, ...], folder: Path, limit: float) -> tuple[int | No
         )
     except OSError as error:
         return 127, f"{command[0]}: {error}"
+    _running[threading.get_ident()] = process
     try:
         output, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
@@ -131,13 +133,29 @@ def _run(command: tuple[str, ...], folder: Path, limit: float) -> tuple[int | No
     except BaseException:
         _end(process)
         raise
+    finally:
+        del _running[threading.get_ident()]
     return process.returncode, output.decode("utf-8", "replace")
 
 
-def _end(process: subprocess.Popen[bytes]) -> str:
+_running: dict[int, subprocess.Popen[bytes]] = {}  # by the thread that waits for it
+
+
+def end_compiler(thread: int | None) -> None:
+    """End the compiler that a thread waits for, if there is one; that thread sees a failed compile."""
+    process = None if thread is None else _running.get(thread)
+    if process is not None:
+        _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         process.kill()
+
+
+def _end(process: subprocess.Popen[bytes]) -> str:
+    _kill(process)
     output, _ = process.communicate()
     return output.decode("utf-8", "replace")

@@ -5,15 +5,19 @@ It is compiled once into the cache and loaded once; every kernel gets a pointer 
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from polyq.affine.errors import PolyqError
 from polyq.build.binding import symbol
 from polyq.build.cache import find_library
-from polyq.build.compiler import find_compiler
+from polyq.build.compiler import end_compiler, find_compiler
 from polyq.build.locks import ForkLock
 
-__all__ = ["shared_runtime"]
+__all__ = ["shared_runtime", "start_runtime"]
 
 _guard = ForkLock()
 _loaded: Any = None
@@ -29,3 +33,25 @@ def shared_runtime() -> Any:
             path = find_library(source, ("-O1",), find_compiler())
             _loaded = symbol(path, "polyq_shared_runtime", "const polyq_runtime *")
         return _loaded
+
+
+def start_runtime() -> Callable[[], None]:
+    """Begin to make the runtime in a thread, beside the scheduling of a first build; return what ends that.
+
+    Where it fails, :func:`shared_runtime` meets the same failure and says so.
+    """
+    if _loaded is not None:
+        return lambda: None
+
+    def make() -> None:
+        with contextlib.suppress(PolyqError, OSError):
+            shared_runtime()
+
+    thread = threading.Thread(target=make, name="polyq runtime", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        end_compiler(thread.ident)
+        thread.join(5.0)
+
+    return end
