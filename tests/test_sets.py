@@ -70,6 +70,12 @@ def test_extremes_and_samples() -> None:
 def test_parameters_are_never_negative() -> None:
     assert Domain.make(["i"], [Constraint(-M - 1)]).is_empty()
     assert Domain.make([], []).subtract(Domain.make([], [Constraint(M)])).is_empty()
+    four = Domain.make(["i"], box(i=4))  # the parameter occurs in what is asked, not in the set
+    assert four.implies(Constraint(I + M))
+    assert (four.min_of(I + M), four.max_of(I - M), four.max_of(I + M)) == (0, 3, None)
+    assert four.is_subset(Domain.make(["i"], [Constraint(I + M)]))
+    assert four.image([I + M], ["v"]).min_of(Affine.dim("v")) == 0
+    assert Relation.function(four, [I + M], ["v"]).range().min_of(Affine.dim("v")) == 0
 
 
 def test_names_that_isl_reads_otherwise() -> None:

@@ -134,6 +134,11 @@ def _cached_constrained(dims: tuple[str, ...], constraints: tuple[Constraint, ..
     return _nonnegative_params(result.to_set())
 
 
+def _with_params(raw: isl.Set, params: Sequence[str]) -> isl.Set:
+    """Return ``raw`` over further parameters as well, all of them at least 0."""
+    return _nonnegative_params(raw.align_params(_space(params, 0).params()))
+
+
 def _nonnegative_params(raw: _Raw) -> _Raw:
     count = raw.dim(_PARAM)
     for position in range(count):
@@ -259,7 +264,8 @@ class Domain:
 
     def is_subset(self, other: Domain) -> bool:
         """Whether all points are in ``other`` too."""
-        return bool(self.raw.is_subset(self._same(other)))
+        yours = self._same(other)
+        return bool(_nonnegative_params(self.raw.align_params(yours.get_space())).is_subset(yours))
 
     def equals(self, other: Domain) -> bool:
         """Whether both hold the same points, for all values of the parameters."""
@@ -268,7 +274,8 @@ class Domain:
 
     def implies(self, constraint: Constraint) -> bool:
         """Whether the constraint holds at every point."""
-        return bool(self.raw.is_subset(_constrained(self.dims, [constraint])))
+        given = _with_params(self.raw, sorted(constraint.expr.params()))
+        return bool(given.is_subset(_constrained(self.dims, [constraint])))
 
     def sample(self) -> Point | None:
         """Return one point as (dims, parameters), or ``None``."""
@@ -300,11 +307,12 @@ class Domain:
     def image(self, exprs: Sequence[AffineLike], names: Sequence[str]) -> Domain:
         """Return the values that ``exprs`` take on this set, as points over ``names``."""
         mapping = _multi_aff([Affine.of(e) for e in exprs], self.dims).to_pw_multi_aff()
-        return Domain(tuple(names), self.raw.apply(isl.Map.from_pw_multi_aff(mapping)))
+        return Domain(tuple(names), _nonnegative_params(self.raw.apply(isl.Map.from_pw_multi_aff(mapping))))
 
     def preimage(self, exprs: Sequence[AffineLike], dims: Sequence[str]) -> Domain:
         """Return the points over ``dims`` whose image under ``exprs`` lies in this set."""
-        return Domain(tuple(dims), self.raw.preimage_multi_aff(_multi_aff([Affine.of(e) for e in exprs], dims)))
+        raw = self.raw.preimage_multi_aff(_multi_aff([Affine.of(e) for e in exprs], dims))
+        return Domain(tuple(dims), _nonnegative_params(raw))
 
     def hull(self) -> Domain:
         """Return one conjunction of constraints that holds this set (the set itself where it is convex)."""
@@ -322,7 +330,7 @@ class Domain:
         return tuple(_constraints_of(basics[0], self.dims)) if basics else (Constraint(Affine(-1)),)
 
     def _extreme(self, expr: AffineLike, greatest: bool) -> int | None:
-        flat, params = _params_to_dims(self.raw)
+        flat, params = _params_to_dims(_with_params(self.raw, sorted(Affine.of(expr).params())))
         flipped = {p: Affine.dim("\0" + p) for p in params}
         e = Affine.of(expr).substitute(lambda a: flipped.get(a.name) if type(a).__name__ == "Param" else None)
         (aff,), _ = _affs([e], [*("\0" + p for p in params), *self.dims])
@@ -436,7 +444,7 @@ class Relation:
     def function(domain: Domain, exprs: Sequence[AffineLike], names: Sequence[str]) -> Relation:
         """Return the map from each point of ``domain`` to the values of ``exprs``."""
         mapping = isl.Map.from_multi_aff(_multi_aff([Affine.of(e) for e in exprs], domain.dims))
-        return Relation(domain.dims, tuple(names), mapping.intersect_domain(domain.raw))
+        return Relation(domain.dims, tuple(names), _nonnegative_params(mapping.intersect_domain(domain.raw)))
 
     @staticmethod
     def from_domain(flat: Domain, in_dims: Sequence[str], out_dims: Sequence[str]) -> Relation:

@@ -172,29 +172,21 @@ def out_of_bounds(spec: Spec, program: Program) -> Iterator[Violation]:
                 for inside in (Constraint(subscript), Constraint(extent - subscript - 1)):
                     if inside.expr.is_constant and inside.expr.const >= 0:
                         continue
-                    found = _outside(spec, program, s, position, inside, subscript, axis, storage.buffer.name)
+                    found = _outside(spec, program, position, inside, f"{storage.buffer.name} outside its extent "
+                                     f"{extent} in dim {axis}, by the subscript {subscript}")  # fmt: skip
                     if found is not None:
                         yield found
 
 
-def _outside(
-    spec: Spec,
-    program: Program,
-    s: Statement,
-    position: int,
-    inside: Constraint,
-    subscript: Affine,
-    axis: int,
-    name: str,
-) -> Violation | None:
+def _outside(spec: Spec, program: Program, position: int, inside: Constraint, what: str) -> Violation | None:
+    s = program.statements[position]
     if s.domain.implies(inside):
         return None
     point = s.domain.constrain([replace(inside, expr=-inside.expr - 1)]).sample()
     assert point is not None
     return Violation(
         "bounds",
-        f"{s.assign.op or 'a copy'} touches {name} outside its extent {program.nest.buffer(name).shape[axis]} "
-        f"in dim {axis}, by the subscript {subscript}",
+        f"{s.assign.op or 'a copy'} touches {what}",
         (instance_of(spec, s, *point),),
         tuple(point[1].items()),
         nest=mark(program.nest, statement=position + 1),
