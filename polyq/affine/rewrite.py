@@ -13,10 +13,10 @@ from dataclasses import replace
 from polyq.affine import dtypes
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint, Dim
-from polyq.affine.scalar import Const, Index, Load, Scalar, map_scalar, substitute_dims, walk
+from polyq.affine.scalar import Cast, Const, Index, Load, Scalar, map_scalar, substitute_dims
 from polyq.affine.spec import Op, Spec, Tensor
 
-__all__ = ["accumulate", "copy_of", "identity", "inline", "partial_sums", "split"]
+__all__ = ["accumulate", "copy_of", "identity", "inline", "partial_sums", "split", "widen_sums"]
 
 
 def fresh(taken: Iterable[str], stem: str) -> str:
@@ -253,6 +253,25 @@ def constant_ranges(op: Op) -> dict[str, tuple[int, int]]:
     return {d: (0, e.const - 1) for d, e in zip(op.dims, op.extents, strict=True) if e.is_constant}
 
 
-def uses_index(op: Op) -> bool:
-    """Whether the body uses a dim as a value."""
-    return any(isinstance(n, Index) for n in walk(op.body))
+def widen_sums(spec: Spec) -> Spec:
+    """Let sums and products of f16 and bf16 accumulate in f32 and round once, as they are defined to.
+
+    rewrite: ``y[p] += f`` -> ``y.wide[p] = f32(y[p]); y.wide[p] += f32(f); y[p] = f16(y.wide[p])``
+    requires: nothing; an op that reads its own target rounds at each instance, and stays.
+    """
+    for op in spec.ops:
+        t = spec.tensor(op.target)
+        if op.reduce not in ("+", "*") or t.dtype not in ("f16", "bf16") or any(r.tensor == t.name for r in op.reads):
+            continue
+        taken = tensor_names(spec)
+        wide = fresh(taken, f"{t.name}.wide")
+        load, store = fresh(taken, f"{wide}.load"), fresh(taken, f"{op.name}.round")
+        dims = tuple(f"d{i}" for i in range(len(t.shape)))
+        cell = tuple(map(Affine.dim, dims))
+        ops = (
+            Op(load, dims, t.extents, wide, cell, Cast(Load(t.name, cell, t.dtype), "f32")),
+            replace(op, name=wide, target=wide, body=Cast(op.body, "f32")),
+            Op(store, dims, t.extents, t.name, cell, Cast(Load(wide, cell, "f32"), t.dtype)),
+        )
+        spec = _replace_op(spec, op.name, ops, (Tensor(wide, "f32", t.shape),))
+    return spec

@@ -164,6 +164,8 @@ class _Lowering:
         later = {local.vars[a] for a in local.axes[depth + 1 :]}
         low, high = _bounds(var, constraints, later, {**local.ranges(), **frame.ranges}, frame)
         kind = local.stage.kind(axis)
+        if kind == "vector" and local.extents[axis] not in high:  # the width stays in sight where fewer lanes live
+            high = (local.extents[axis], *high)
         inner = self._open(frame, var, low, high)
         body = self._inside(op, inner, region, mains, tails, names, depth, local)
         return (Loop(var, low, high, kind if kind != "parallel" or not frame.open else "serial", body),)

@@ -92,7 +92,11 @@ class Schedule:
         return Target.named(self.target)
 
     def certificate(self) -> Certificate:
-        """Prove the loop nest against the rewritten spec."""
+        """Prove the loop nest against the rewritten spec (once; ``verify()`` on the result proves it again)."""
+        return self._certificate
+
+    @cached_property
+    def _certificate(self) -> Certificate:
         return certify(self.plan.spec, self.nest, self.numerics)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine
+from polyq.affine.rewrite import widen_sums
 from polyq.affine.spec import Op, Spec
 
 __all__ = ["Plan", "Split", "Stage"]
@@ -93,7 +94,8 @@ class Plan:
 
     @staticmethod
     def of(spec: Spec) -> Plan:
-        """Return the plan that runs each op on its own, in the order of its dims."""
+        """Return the plan that runs each op on its own, in the order of its dims; 16-bit sums are widened."""
+        spec = widen_sums(spec)
         return Plan(spec, tuple(Stage(op.name, op.dims) for op in spec.ops))
 
     def stage(self, op: str) -> Stage:
