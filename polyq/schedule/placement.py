@@ -328,7 +328,8 @@ def _arrange(draft: Draft, name: str, tile: Tile | None) -> None:
     serial = [a for a in axes if a in op.reduced and a not in (lane, step)]
     result = [a for a in axes if a not in op.reduced and a not in (lane, step)]
     middle = [a for a in axes if a == step]
-    order = [*serial, *middle, *result] if step in op.reduced and not folds else [*serial, *result, *middle]
+    spread = tile is not None and tile.fields == 1 and step in op.reduced and not folds
+    order = [*serial, *middle, *result] if spread else [*serial, *result, *middle]
     draft.order(name, [*order, *([lane] if lane else [])])
     for a in [*result, *middle]:
         if tile is not None:

@@ -83,6 +83,8 @@ def _tiles(draft: Draft, op: Op, dim: str, reduced: bool, lanes: int, others: li
         budget = 8
     tiles: list[Tile] = []
     pairs = [(), *((d,) for d in others), *combinations(others, 2)]
+    if fields > 1:  # the conversion of a word's fields bounds these tiles: independent sums count, not reuse
+        pairs = [c for c in pairs if all(op.extent(d).is_constant for d in c)]
     for dims in pairs:
         for vectors in (1,) if fields > 1 else (1, 2, 4):
             if not reduced and vectors * lanes > max(lanes, size_of(op.extent(dim))):
@@ -146,6 +148,16 @@ def _reused(op: Op, load: Load) -> bool:
     return times >= 16
 
 
+def _steady(op: Op, used: set[str]) -> int:
+    """Iterations of the innermost reduced dims over which an operand does not change: it is read once for all of them."""
+    times = 1
+    for d in reversed([d for d in op.dims if d in op.reduced]):
+        if d in used:
+            break
+        times *= max(1, size_of(op.extent(d)))
+    return times
+
+
 def _weigh(
     op: Op, dim: str, reduced: bool, lanes: int, vectors: int, unroll: tuple[tuple[str, int], ...], fields: int
 ) -> Tile:
@@ -164,7 +176,7 @@ def _weigh(
             cost = FIELD * 2 if narrow and fields > 1 else LOAD + (WIDEN if narrow else 0)
         else:
             cost = COLLECT
-        total += cost * shared * each / tile
+        total += cost * shared * each / tile / _steady(op, used)
     chains = tile
     latency = max(0.0, 8 / max(chains, 1) - 1) * 0.5
     total += latency
@@ -175,6 +187,8 @@ def _weigh(
         total += 3.0 * lanes / max(reduction, 1)
     elif plain_dim(op.index[-1]) != dim:
         total += 4.0 * lanes / max(reduction, 1)
+    if not op.extent(dim).is_constant:  # it may turn out to be 1
+        total += 1.0
     ragged = size_of(op.extent(dim)) % (lanes * fields if reduced else lanes)
     if op.extent(dim).is_constant and ragged:
         total += lanes / size_of(op.extent(dim))
