@@ -1,19 +1,23 @@
-"""The whole translation unit: preamble, one function per threaded region, and the entry."""
+"""The whole translation unit: preamble, one function per threaded loop, and the entry."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import cgen
 
 from polyq.affine import dtypes
-from polyq.emit.address import Names, affine_text, memory_of
+from polyq.emit import blocks
+from polyq.emit.address import Names, factor_text, memory_of
 from polyq.emit.body import Context, Emitter
 from polyq.emit.ctypes import storage_type
 from polyq.emit.helpers import Helpers
 from polyq.emit.module import Module
-from polyq.schedule.loopnest import Block, Buffer, Guard, Loop, LoopNest, Scope
+from polyq.emit.threads import check_packed, work
+from polyq.schedule.loopnest import Buffer, Loop, LoopNest
 
 if TYPE_CHECKING:
     from polyq.schedule.target import Target
@@ -29,60 +33,106 @@ typedef struct {
   void *(*workspace)(size_t bytes);
   void *(*scratch)(size_t bytes);
 } polyq_runtime;
-
+"""
+#: what stands in front of the functions where they use it
+_OPTIONAL = {
+    "vector": '#pragma GCC diagnostic ignored "-Wpsabi" /* vectors are passed to inlined functions only */',
+    "KEEP": """\
 /* Keeps a value in its register, so that the compiler loads it once for all its users. */
-#if defined(__x86_64__)
+#if defined(__AVX512F__)
+#define KEEP(v) __asm__("" : "+v"(v))
+#elif defined(__x86_64__)
 #define KEEP(v) __asm__("" : "+x"(v))
 #elif defined(__aarch64__)
 #define KEEP(v) __asm__("" : "+w"(v))
 #else
 #define KEEP(v) (void)(v)
-#endif
-/* Stores past the cache; the address is aligned to the vector. */
+#endif""",
+    "STREAM": """\
+/* Stores 16 bytes past the cache, at an aligned address; the fence makes them visible. */
+typedef float stream16 __attribute__((vector_size(16), may_alias));
 #if defined(__clang__)
-#define STREAM(type, address, value) __builtin_nontemporal_store((type)(value), (type *)(address))
-#elif defined(__AVX__)
-typedef float stream32 __attribute__((vector_size(32), may_alias));
-#define STREAM(type, address, value) __builtin_ia32_movntps256((float *)(address), (stream32)(type)(value))
+#define STREAM(address, value) __builtin_nontemporal_store(value, (stream16 *)(address))
+#elif defined(__x86_64__)
+#define STREAM(address, value) __builtin_ia32_movntps((float *)(address), value)
 #else
-#define STREAM(type, address, value) (*(type##_u *)(address) = (value))
+#define STREAM(address, value) (*(stream16 *)(address) = (value))
 #endif
-static inline int64_t floordiv_i64(int64_t a, int64_t b) { return a / b - (a % b < 0); }"""
+#if defined(__x86_64__)
+#define STREAM_FENCE() __builtin_ia32_sfence()
+#else
+#define STREAM_FENCE() (void)0
+#endif""",
+    "floordiv_i64": "static inline int64_t floordiv_i64(int64_t a, int64_t b) { return a / b - (a % b < 0); }",
+}
 
 #: iterations of innermost statements below which a second thread costs more than it brings (a region is 1 to 2 us)
 WORK_PER_THREAD = 16384
 
 
+@dataclass(frozen=True, slots=True)
+class _Local:
+    """A constant of the entry: its C type, its name and its value."""
+
+    kind: str
+    name: str
+    value: str
+
+    @property
+    def line(self) -> str:
+        return f"{self.kind} {self.name} = {self.value};"
+
+    @property
+    def member(self) -> str:
+        """The variable as a member of a record."""
+        return _member(self.kind, self.name)
+
+
+def _member(kind: str, name: str) -> str:
+    """Return the declaration of a member: the type without the qualifiers of the variable itself."""
+    if "*" in kind:
+        return f"{kind[: kind.index('*') + 1]}{name};"
+    return f"{kind.removeprefix('const ')} {name};"
+
+
 @dataclass
 class _Unit:
-    """A module in the making."""
+    """A module in the making: constants of the entry, functions, and their C."""
 
     nest: LoopNest
-    target: Target
     names: Names
     emitter: Emitter
-    fields: list[tuple[str, str]]  # (C type, name) of what every region is given
+    locals: list[_Local] = field(default_factory=list[_Local])
+    functions: list[str] = field(default_factory=list[str])
+    used: set[str] = field(default_factory=set[str])
 
 
-def c_module(nest: LoopNest, target: Target, numerics: str, prefetch: dict[str, int] | None = None, stream: frozenset[str] = frozenset()) -> Module:
+def c_module(
+    nest: LoopNest,
+    target: Target,
+    numerics: str,
+    prefetch: dict[str, int] | None = None,
+    stream: frozenset[str] = frozenset(),
+) -> Module:
     """Return the C of ``nest`` for ``target``.
 
-    ``prefetch`` maps buffers to a distance in bytes; ``stream`` names outputs that are stored past the cache.
+    ``prefetch`` maps buffers to a distance in bytes; ``stream`` names outputs that are stored past the cache. Raises
+    :class:`~polyq.affine.errors.ScheduleError` where threads would write elements that share a byte.
     """
     names = Names()
-    entry = names.fresh(f"polyq_{nest.name}")
+    entry = names.fresh(f"kernel_{nest.name}")
     strict = numerics == "strict"
-    emitter = Emitter(names, Helpers(), target.vector_bytes, strict, barrier=target.vector_bytes > 0)
-    emitter.pending = []
-    emitter.prefetch = (prefetch or {}) if target.vector_bytes else {}
-    unit = _Unit(nest, target, names, emitter, [])
-    opening = _open(unit, stream)
-    body = emitter.block(nest.body, Context())
-    regions, entry_body = _outline(unit, body)
-    functions = [*regions, *_entry(unit, entry, opening, entry_body)]
-    text = "\n".join([_title(nest, target, numerics), _PREAMBLE, *emitter.helpers.text(), f"enum {{ ARENA_BYTES = {emitter.arena + 64} }};", "", _shared(unit), *functions]) + "\n"
-    contract = "-ffp-contract=off" if strict else "-ffp-contract=fast"
+    emitter = Emitter(names, Helpers(target.vector_bytes), strict, (prefetch or {}) if target.vector_bytes else {})
+    unit = _Unit(nest, names, emitter)
+    emitter.threaded = lambda loop, context: _region(unit, loop, context)
+    failure = _open(unit, stream if target.vector_bytes else frozenset())
+    body = _text(emitter.block(nest.body, Context()))
+    if emitter.helpers.streams:
+        body += "\nSTREAM_FENCE();"
+    functions = "\n".join([*unit.functions, _entry(unit, entry, failure, body)])
+    text = "\n".join([_title(nest, target, numerics), _PREAMBLE, *_declarations(unit, functions), functions]) + "\n"
     outside = tuple(b.name for b in nest.buffers if b.kind != "temp")
+    contract = "-ffp-contract=off" if strict else "-ffp-contract=fast"
     flags = (*target.flags, contract, "-fno-math-errno", "-fwrapv", "-fno-trapping-math")
     return Module(entry, text, outside, nest.params, flags, target.features)
 
@@ -92,159 +142,149 @@ def _title(nest: LoopNest, target: Target, numerics: str) -> str:
     return "\n".join(["/*", *(f" * {line}".rstrip().replace("*/", "* /") for line in lines), " */"])
 
 
-def _open(unit: _Unit, stream: frozenset[str]) -> list[str]:
-    """Declare parameters, pointers and strides at the entry; note them as fields of the shared record."""
-    lines: list[str] = []
+def _declarations(unit: _Unit, functions: str) -> list[str]:
+    """Return what the functions need in front of them."""
+    helpers = unit.emitter.helpers.text()
+    words = _words(functions + "\n".join(helpers))
+    wanted = words | ({"vector"} if unit.emitter.helpers.vector_bytes else set[str]())
+    optional = [text for word, text in _OPTIONAL.items() if word in wanted]
+    arena = [f"enum {{ ARENA_BYTES = {unit.emitter.arena + 64} }};"] if "ARENA_BYTES" in words else []
+    return [
+        part + "\n" for part in ("\n".join(optional), "\n".join([*helpers, *arena]), "\n".join(_shared(unit))) if part
+    ]
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[A-Za-z_]\w*", re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)))
+
+
+def _text(nodes: Iterable[cgen.Generable]) -> str:
+    return "\n".join(str(node) for node in nodes)
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"  {line}" for text in lines for line in text.splitlines()]
+
+
+# ---- what the entry holds
+def _open(unit: _Unit, stream: frozenset[str]) -> str:
+    """Declare parameters, pointers and strides; return the C that ends the entry where memory is missing."""
     for i, p in enumerate(unit.nest.params):
-        name = unit.names(f"param {p}")
-        lines.append(f"const int64_t {name} = params[{i}];")
-        unit.fields.append(("const int64_t", name))
-    outside = [b for b in unit.nest.buffers if b.kind != "temp"]
-    for i, b in enumerate(outside):
-        kind, pointer = _pointer(b), unit.names.fresh(b.name)
-        lines.append(f"{kind} {pointer} = ({kind.replace(' restrict', '').removesuffix(' const')})buffers[{i}];")
-        unit.fields.append((kind, pointer))
-        lines += _memory(unit, b, pointer, b.name in stream)
-    return lines + _temporaries(unit)
-
-
-def _pointer(b: Buffer) -> str:
-    return f"{'const ' if b.kind == 'input' else ''}{storage_type(b.dtype)} *restrict const"
-
-
-def _memory(unit: _Unit, b: Buffer, pointer: str, stream: bool) -> list[str]:
-    declare: dict[str, str] = {}
-    memory = memory_of(b, pointer, unit.names, declare, stream)
-    unit.emitter.storage[b.name] = memory
-    unit.fields += [("const int64_t", name) for name in declare]
-    return [f"const int64_t {name} = {text};" for name, text in declare.items()]
-
-
-def _temporaries(unit: _Unit) -> list[str]:
-    """Whole intermediate tensors lie one after another in the workspace."""
+        unit.locals.append(_Local("const int64_t", unit.names(f"param {p}", p), f"params[{i}]"))
+    for i, b in enumerate(b for b in unit.nest.buffers if b.kind != "temp"):
+        _pointer(unit, b, f"buffers[{i}]", b.name in stream)
     temps = [b for b in unit.nest.buffers if b.kind == "temp"]
     if not temps:
-        return []
-    lines, sizes = [], []
+        return ""
+    sizes: list[str] = []
     for b in temps:
+        cells = " * ".join([f"(size_t){factor_text(e, unit.names)}" for e in b.shape] or ["(size_t)1"])
         size = unit.names.fresh(f"{b.name}_bytes")
-        cells = " * ".join([f"({affine_text(e, unit.names)})" for e in b.shape] or ["1"])
-        lines.append(f"const size_t {size} = ((size_t)({cells}) * {max(dtypes.info(b.dtype).bits, 8) // 8} + 63) / 64 * 64;")
+        unit.locals.append(_Local("const size_t", size, f"({cells} * {_unit_bytes(b)} + 63) / 64 * 64"))
         sizes.append(size)
-    lines.append(f"char *const work = (char *)runtime->workspace({' + '.join(sizes)} + 64);")
-    lines.append("if (!work) return 1;")
+    work = unit.names.fresh("workspace")
+    unit.locals.append(_Local("char *const", work, f"(char *)runtime->workspace({' + '.join(sizes)} + 64)"))
     for i, b in enumerate(temps):
-        kind, pointer = _pointer(b), unit.names.fresh(b.name)
-        lines.append(f"{kind} {pointer} = ({kind.replace(' restrict', '').removesuffix(' const')})(work{''.join(f' + {s}' for s in sizes[:i])});")
-        unit.fields.append((kind, pointer))
-        lines += _memory(unit, b, pointer, False)
-    return lines
+        _pointer(unit, b, " + ".join([work, *sizes[:i]]), False)
+    return f"if (!{work}) return 1;"
 
 
-def _shared(unit: _Unit) -> str:
+def _pointer(unit: _Unit, b: Buffer, address: str, stream: bool) -> None:
+    """Declare a buffer's pointer, its symbolic strides, and whether it is aligned for stores past the cache."""
+    kind = f"{'const ' if b.kind == 'input' else ''}{storage_type(b.dtype)} *"
+    name = unit.names.fresh(b.name)
+    inner = address if address.isidentifier() or address.endswith("]") else f"({address})"
+    unit.locals.append(_Local(f"{kind}restrict const", name, f"({kind}){inner}"))
+    declare: dict[str, str] = {}
+    memory = memory_of(b, name, unit.names, declare)
+    unit.locals += [_Local("const int64_t", n, text) for n, text in declare.items()]
+    if stream:
+        tests = [f"(uintptr_t){name} % 16 == 0", *(f"{n} * {_unit_bytes(b)} % 16 == 0" for n in declare)]
+        memory = replace(memory, stream=unit.names.fresh(f"{b.name}_aligned"))
+        unit.locals.append(_Local("const int64_t", memory.stream, " && ".join(tests)))
+    unit.emitter.storage[b.name] = memory
+
+
+def _unit_bytes(b: Buffer) -> int:
+    return max(dtypes.info(b.dtype).bits, 8) // 8
+
+
+def _shared(unit: _Unit) -> list[str]:
     """Return the record that regions are given."""
-    fields = ["  const polyq_runtime *runtime;", *(f"  {_plain(kind)}{name};" for kind, name in unit.fields)]
-    return "\n".join(["struct shared {", *fields, "};", ""])
+    if not unit.functions:
+        return []
+    fields = [f"  {x.member}" for x in unit.locals if x.name in unit.used]
+    return ["struct shared {", "  const polyq_runtime *runtime;", *fields, "};"]
 
 
-def _plain(kind: str) -> str:
-    """Return a declarable field type: without the const of the variable itself and restrict."""
-    if kind == "const int64_t":
-        return "int64_t "
-    return kind.replace(" *const restrict", " *").replace(" *restrict const", " *")
-
-
-def _outline(unit: _Unit, body: list[cgen.Generable]) -> tuple[list[str], list[cgen.Generable]]:
-    """Emit each threaded region as a function and put its call where its marker stands."""
-    functions: list[str] = []
-    done = 0
-    emitter = unit.emitter
-    while done < len(emitter.regions):
-        loop, context = emitter.regions[done]
-        functions.append(_region(unit, done, loop, context))
-        done += 1
-    return functions, body
-
-
-def _region(unit: _Unit, number: int, loop: Loop, context: Context) -> str:
-    emitter = unit.emitter
+# ---- regions
+def _region(unit: _Unit, loop: Loop, context: Context) -> list[cgen.Generable]:
+    """Print a threaded loop as a function of its own; return the call."""
+    check_packed(unit.nest, loop)
+    emitter, number = unit.emitter, len(unit.functions)
     low, high = emitter.bounds(loop, context)
-    var = unit.names(f"dim {loop.var}")
-    inside = Context(context.bind, None, True, context.visible)
-    inner = emitter.block(loop.body, inside)
-    head = [f"const struct region_{number} *const given = (const struct region_{number} *)argument;", "const struct shared *const shared = given->shared;"]
-    opening = [f"{kind} {name} = shared->{name};" for kind, name in unit.fields]
-    opening += [f"{kind} {name} = given->{name};" for kind, name in context.visible]
-    unused = [f"(void){name};" for _, name in [*unit.fields, *context.visible]]
-    arena = ["char *const arena = (char *)shared->runtime->scratch(ARENA_BYTES);", "if (!arena) { *given->failed = 1; return; }", "(void)arena;"]
-    share = [f"const int64_t first = {low}, count = {high} - first > 0 ? {high} - first : 0;"]
-    each = cgen.For(
-        f"int64_t {var} = first + count * thread / threads", f"{var} < first + count * (thread + 1) / threads", f"++{var}", cgen.Block(inner)
-    )
-    lines = [*map(cgen.Line, head + opening + unused + arena + share), each]
-    record = [f"struct region_{number} {{", "  const struct shared *shared;", "  int *failed;", *(f"  {_plain(k)}{n};" for k, n in context.visible), "};"]
-    body = str(cgen.Block(lines))
-    return "\n".join([*record, f"static void run_region_{number}(void *argument, int thread, int threads)", body, ""])
-
-
-def _call(unit: _Unit, number: int) -> list[str]:
-    loop, context = unit.emitter.regions[number]
-    low, high = unit.emitter.bounds(loop, context)
-    extra = "".join(f", .{n} = ({_plain(k).strip()}){n}" for _, n in context.visible for k in [_])
-    work = _work(unit, loop.body, context, {loop.var})
-    return [
-        "{",
-        f"  struct region_{number} given = {{.shared = &shared, .failed = &failed{extra}}};",
-        f"  const double work = (double)({high} - {low}) * ({work});",
-        f"  const double most = 1 + work / {WORK_PER_THREAD};",
-        f"  runtime->run(run_region_{number}, &given, most < threads ? (int)most : threads);",
-        "}",
+    unit.functions.append("")  # its place: a region inside comes later
+    outer, emitter.helpers.streams = emitter.helpers.streams, False
+    with unit.names.scope():
+        var = unit.names.loop(loop.var)
+        inner = emitter.block(loop.body, replace(context, parallel=True))
+    fence = blocks.lines(["STREAM_FENCE();"] if emitter.helpers.streams else [])
+    emitter.helpers.streams = outer
+    span = f"const int64_t first = {low}, count = {high} > first ? {high} - first : 0;"
+    start, end = "first + count * thread / threads", "first + count * (thread + 1) / threads"
+    each = blocks.loop(f"int64_t {var} = {start}", f"{var} < {end}", f"++{var}", inner)
+    text = _text([*blocks.lines([span]), each, *fence])
+    words = _words(text)
+    given = [(kind, name) for kind, name in context.visible if name in words]
+    unit.used |= words
+    unit.functions[number] = _function(unit, number, text, words, given)
+    count = f"{high} - {low}" if low != "0" else high
+    record = "".join([".shared = &shared, .failed = &failed", *(f", .{n} = {n}" for _, n in given)])
+    lines = [
+        f"struct region_{number} given = {{{record}}};",
+        f"const double work = (double)({count}) * ({work(loop.body, unit.names, context.bind)});",
+        f"const double most = 1 + work / {WORK_PER_THREAD};",
+        f"runtime->run(run_region_{number}, &given, most < threads ? (int)most : threads);",
     ]
+    unit.used |= _words("\n".join(lines))
+    return [blocks.braces(blocks.lines(lines))]
 
 
-def _work(unit: _Unit, block: Block, context: Context, inner: set[str]) -> str:
-    """Return a C estimate of the innermost statements in one iteration; bounds that vary inside count as 16."""
-    terms: list[str] = []
-    for node in block:
-        match node:
-            case Loop():
-                span = [u - low for u in node.upper for low in node.lower]
-                open_span = [e for e in span if not e.dims()]
-                trips = f"(double)({affine_text(open_span[0], unit.names)})" if open_span else "16.0"
-                terms.append(f"{trips} * ({_work(unit, node.body, context, inner | {node.var})})")
-            case Guard() | Scope():
-                terms.append(_work(unit, node.body, context, inner))
-            case _:
-                terms.append("1.0")
-    return " + ".join(terms) or "0.0"
+def _function(unit: _Unit, number: int, body: str, words: set[str], given: list[tuple[str, str]]) -> str:
+    fields = [f"  {_member(kind, n)}" for kind, n in given]
+    record = [f"struct region_{number} {{", "  const struct shared *shared;", "  int *failed;", *fields, "};"]
+    opening = [
+        f"const struct region_{number} *const given = argument;",
+        *(f"{x.kind} {x.name} = given->shared->{x.name};" for x in unit.locals if x.name in words),
+        *(f"{kind} {n} = given->{n};" for kind, n in given),
+    ]
+    if "arena" in words:
+        opening += ["char *const arena = given->shared->runtime->scratch(ARENA_BYTES);"]
+        opening += ["if (!arena) { *given->failed = 1; return; }"]
+    if len(opening) == 1:
+        opening = ["(void)argument;"]
+    head = f"static void run_region_{number}(void *argument, int thread, int threads)"
+    return "\n".join([*record, "", head, "{", *_indented([*opening, body]), "}", ""])
 
 
-def _entry(unit: _Unit, entry: str, opening: list[str], body: list[cgen.Generable]) -> list[str]:
-    fields = ", ".join([".runtime = runtime", *(f".{name} = {_cast(kind)}{name}" for kind, name in unit.fields)])
-    text = "\n".join(str(item) for item in body)
-    lines: list[str] = []
-    for line in text.splitlines():
-        stripped = line.strip()
-        if stripped.startswith("@region "):
-            pad = line[: len(line) - len(line.lstrip())]
-            lines += [pad + part for part in _call(unit, int(stripped.split()[1]))]
-        else:
-            lines.append(line)
+def _entry(unit: _Unit, entry: str, failure: str, body: str) -> str:
+    """Return the entry: what it and the regions use of its constants, then the body."""
+    words = _words(body) | {x.name for x in unit.locals if x.name in unit.used}
+    opening: list[str] = []
+    for x in reversed(unit.locals):
+        if x.name in words:
+            words |= _words(x.value)
+            if "workspace(" in x.value:
+                opening.insert(0, failure)
+            opening.insert(0, x.line)
+    if "arena" in words:
+        opening += ["char *const arena = runtime->scratch(ARENA_BYTES);", "if (!arena) return 1;"]
+    if unit.functions:
+        shared = [f".{x.name} = {x.name}" for x in unit.locals if x.name in unit.used]
+        members = ", ".join([".runtime = runtime", *shared])
+        opening += ["int failed = 0;", f"const struct shared shared = {{{members}}};"]
+    words |= _words("\n".join(opening))
+    unused = [f"(void){name};" for name in ("runtime", "buffers", "params", "threads") if name not in words]
     signature = f"int {entry}(const polyq_runtime *runtime, void *const *buffers, const int64_t *params, int threads)"
-    unused = ["(void)buffers; (void)params; (void)threads;", *(f"(void){name};" for _, name in unit.fields)]
-    start = [
-        *opening,
-        "int failed = 0;",
-        "char *const arena = (char *)runtime->scratch(ARENA_BYTES);",
-        "if (!arena) return 1;",
-        "(void)arena;",
-        f"const struct shared shared = {{{fields}}};",
-        "(void)shared;",
-        *unused,
-    ]
-    return [signature, "{", *(f"  {line}" for line in start + lines), "  return failed;", "}"]
-
-
-def _cast(kind: str) -> str:
-    return "" if kind.startswith("const int64_t") else f"({_plain(kind).strip()})"
-
+    end = "return failed;" if unit.functions else "return 0;"
+    return "\n".join([signature, "{", *_indented([*unused, *opening, body, end]), "}"])

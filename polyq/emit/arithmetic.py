@@ -1,0 +1,151 @@
+"""Arithmetic that C does not offer as an operator, as helper functions of scalars and vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polyq.affine import dtypes
+from polyq.emit.ctypes import UNARY, Value, scalar_name, width
+from polyq.emit.halves import narrowed
+from polyq.emit.helpers import Helpers
+
+__all__ = ["absolute", "combiner", "divide", "minmax", "operands", "saturated", "scaled", "transcendental", "unary"]
+
+#: reduction operators: the C operator, and the stem of the helper's name
+_OPERATORS = {"+": "add", "*": "mul"}
+_F16 = ("f16", "bf16")
+
+
+def minmax(helpers: Helpers, fn: str, dtype: str, lanes: int) -> str:
+    """Return the name of a min or max of two arguments; a NaN in either gives NaN."""
+    vector = helpers.vector(dtype, lanes)
+    name, sign = f"{fn}_{vector if lanes > 1 else dtype}", "<" if fn == "min" else ">"
+    is_nan = " | (a != a)" if dtypes.is_float(dtype) else ""
+    if lanes == 1:
+        body = f"(a {sign} b){is_nan} ? a : b"
+    else:
+        mask = Value(f"(a {sign} b){is_nan}", f"i{8 * width(dtype)}", lanes)
+        body = helpers.select(mask, Value("a", dtype, lanes), Value("b", dtype, lanes)).text
+    return helpers.add(name, f"static inline {vector} {name}({vector} a, {vector} b) {{ return {body}; }}")
+
+
+def combiner(helpers: Helpers, reduce: str, dtype: str) -> str:
+    """Return the name of the scalar function of a reduction."""
+    if reduce in _OPERATORS:
+        return helpers.binary(_OPERATORS[reduce], reduce, dtype)
+    return minmax(helpers, reduce, dtype, 1)
+
+
+def divide(helpers: Helpers, fn: str, dtype: str) -> str:
+    """Return the name of the scalar integer ``floordiv`` or ``mod``: by 0 gives 0, the least value by -1 wraps."""
+    scalar, name = scalar_name(dtype), f"{fn}_{dtype}"
+    unsigned = scalar_name(f"u{dtypes.info(dtype).bits}")
+    if dtype[0] == "u":
+        body = f"b ? a {'/' if fn == 'floordiv' else '%'} b : 0"
+    elif fn == "floordiv":
+        body = f"!b ? 0 : b == -1 ? ({scalar})(0 - ({unsigned})a) : a / b - (a % b != 0 && (a < 0) != (b < 0))"
+    else:
+        body = "!b || b == -1 ? 0 : a % b + (a % b != 0 && (a < 0) != (b < 0) ? b : 0)"
+    return helpers.add(
+        name, f"static inline {scalar} {name}({scalar} a, {scalar} b) {{\n  return ({scalar})({body});\n}}"
+    )
+
+
+def saturated(helpers: Helpers, value: Value, dtype: str, to: str) -> Value:
+    """Return a float as an integer in the range of ``dtype``: truncated, saturated, 0 for NaN; ``to`` computes it."""
+    low, high = dtypes.value_range(dtype)
+    scalar, source = scalar_name(to), scalar_name(value.dtype)
+    name = f"{dtype}_from_{value.dtype}"
+    least = f"({scalar})({low + 1} - 1)" if low == -(1 << 63) else f"({scalar}){low}"
+    most = f"({scalar}){high}u" if high > (1 << 63) - 1 else f"({scalar}){high}"
+    helpers.add(
+        name,
+        f"static inline {scalar} {name}({source} x) {{\n"
+        f"  return x != x ? 0 : x <= {float(low)!r} ? {least} : x >= {float(high + 1)!r} ? {most} : ({scalar})x;\n}}",
+    )
+    return helpers.by_lane(name, value, to)
+
+
+def absolute(helpers: Helpers, a: Value) -> Value:
+    """Return the absolute value; of the least integer it wraps."""
+    if a.dtype[0] == "u":
+        return a
+    if a.lanes == 1:
+        if dtypes.is_float(a.dtype):
+            return Value(f"__builtin_fabs{'f' if a.dtype == 'f32' else ''}({a.text})", a.dtype, 1)
+        scalar = scalar_name(a.dtype)
+        text = f"static inline {scalar} fabs_{a.dtype}({scalar} x) {{ return ({scalar})(x < 0 ? -x : x); }}"
+        return Value(f"{helpers.add(f'fabs_{a.dtype}', text)}({a.text})", a.dtype, 1)
+    vector, bits = helpers.vector(a.dtype, a.lanes), 8 * width(a.dtype)
+    name = f"fabs_{vector}"
+    if dtypes.is_float(a.dtype):
+        unsigned = helpers.vector(f"u{bits}", a.lanes)
+        body = f"({vector})(({unsigned})x << 1 >> 1)"
+    else:
+        body = f"(x ^ (x >> {bits - 1})) - (x >> {bits - 1})"
+    helpers.add(name, f"static inline {vector} {name}({vector} x) {{ return {body}; }}")
+    return Value(f"{name}({a.text})", a.dtype, a.lanes)
+
+
+def unary(helpers: Helpers, fn: str, a: Value) -> Value:
+    """Return ``sqrt``, ``floor`` or ``rint`` of each lane."""
+    builtin = f"__builtin_{fn}{'f' if a.dtype == 'f32' else ''}"
+    size = a.lanes * width(a.dtype)
+    if a.lanes == 1 or size not in (16, 32):
+        return helpers.by_lane(builtin, a, a.dtype)
+    vector = helpers.vector(a.dtype, a.lanes)
+    kind = ("ps" if a.dtype == "f32" else "pd") + ("256" if size == 32 else "")
+    call = f"sqrt{kind}(x)" if fn == "sqrt" else f"round{kind}(x, {9 if fn == 'floor' else 4})"
+    feature = "__AVX__" if size == 32 else "__SSE4_1__"
+    name = f"{fn}_{vector}"
+    helpers.add(
+        name,
+        f"static inline {vector} {name}({vector} x) {{\n#if defined({feature}) && !defined(__clang__)\n"
+        f"  return __builtin_ia32_{call};\n#else\n  {vector} r;\n"
+        f"  for (int i = 0; i < {a.lanes}; ++i) r[i] = {builtin}(x[i]);\n  return r;\n#endif\n}}",
+    )
+    return Value(f"{name}({a.text})", a.dtype, a.lanes)
+
+
+def scaled(helpers: Helpers, dtype: str) -> str:
+    """Return the name of a scalar function: ``x`` times 2 to ``e``, rounded once."""
+    suffix, scalar, bits, bias, mantissa = (
+        ("f", "float", 32, 127, 23) if dtype == "f32" else ("", "double", 64, 1023, 52)
+    )
+    name = f"ldexp_{dtype}"
+    return helpers.add(
+        name,
+        f"static inline {scalar} {name}({scalar} x, int64_t e) {{\n"
+        f"  const union {{ uint{bits}_t u; {scalar} f; }} power = {{(uint{bits}_t)(e + {bias}) << {mantissa}}};\n"
+        f"  if (e > -{bias} && e <= {bias}) return x * power.f;\n"
+        f"  return __builtin_ldexp{suffix}(x, e < -4000 ? -4000 : e > 4000 ? 4000 : (int)e);\n}}",
+    )
+
+
+def transcendental(helpers: Helpers, fn: str, a: Value, dtype: str, fast: bool) -> Value:
+    """Return ``exp``, ``log``, ``tanh`` or ``erf``: C's double function, rounded once to ``dtype``.
+
+    With ``fast`` f32 vectors go to glibc's vector functions (libmvec: at most 4 ulp). For f16 and bf16 the result is an
+    f32 that rounds to the right value.
+    """
+    letter = {4: "b", 8: "d", 16: "e"}.get(a.lanes)
+    if fast and dtype == "f32" and letter is not None and 4 * a.lanes <= helpers.vector_bytes:
+        vector = helpers.vector("f32", a.lanes)
+        name = f"_ZGV{letter}N{a.lanes}v_{fn}f"
+        helpers.add(name, f"extern {vector} {name}({vector});")
+        return Value(f"{name}({a.text})", "f32", a.lanes)
+    if dtype == "f64":
+        return helpers.by_lane(f"__builtin_{fn}", a, "f64")
+    name, value = f"{fn}_{dtype}", f"__builtin_{fn}((double)x)"
+    value = narrowed(helpers, Value(value, "f64", 1)).text if dtype in _F16 else f"(float){value}"
+    helpers.add(name, f"static inline float {name}(float x) {{ return {value}; }}")
+    return helpers.by_lane(name, a, "f32")
+
+
+def operands(helpers: Helpers, function: str, args: Sequence[Value]) -> Value:
+    """Return a scalar C function of two values, in each lane; vector operands must be variables."""
+    lanes, kind = args[0].lanes, args[0].dtype
+    if lanes == 1:
+        return Value(f"{function}({', '.join(a.text for a in args)})", kind, 1)
+    calls = [f"{function}({', '.join(f'{a.text}[{i}]' for a in args)})" for i in range(lanes)]
+    return Value(f"({helpers.vector(kind, lanes)}){{{', '.join(calls)}}}", kind, lanes, UNARY)
