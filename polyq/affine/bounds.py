@@ -36,6 +36,8 @@ __all__ = ["Bounded", "error_bound", "gamma"]
 PRECISION = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}
 #: half of the least positive number: the greatest error of an underflow
 UNDERFLOW = {"f16": 2.0**-25, "bf16": 2.0**-134, "f32": 2.0**-150, "f64": 2.0**-1074}
+#: by how much a rewrite may scale a factor of a summed product down, and its partner up
+SHIFT = 2.0**24
 #: the greatest finite number
 GREATEST = {"f16": 65504.0, "bf16": 3.3895313892515355e38, "f32": 3.4028234663852886e38, "f64": 1.7976931348623157e308}
 #: units in the last place by which exp, log, tanh and erf may be off (glibc's libmvec states 4)
@@ -216,7 +218,8 @@ def _charge(op: Op, terms: Value, updates: int) -> Value:
         return terms
     u = unit("f32" if info(dtype).bits == 16 else dtype)
     g = gamma(updates + (REWRITES if updates > 1 else 0), u)
-    return v, error * (1.0 + g) + g * size, size, reach
+    shifted = SHIFT * UNDERFLOW[dtype] * reach if dtype == "f32" else 0.0
+    return v, error * (1.0 + g) + g * size + shifted, size, reach
 
 
 def _exact_in(source: str, to: str, v: Array, error: Array) -> bool:

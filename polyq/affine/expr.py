@@ -272,6 +272,7 @@ def format_affine(e: Affine) -> str:
         parts.append(("- " if c < 0 else "+ ") + body)
     if rest.const or not parts:
         parts.append(("- " if rest.const < 0 else "+ ") + str(abs(rest.const)))
+    parts.insert(0, parts.pop(next((k for k, part in enumerate(parts) if part[0] == "+"), 0)))  # n - i, not -i + n
     text = " ".join(parts)
     return text[2:] if text.startswith("+ ") else "-" + text[2:]
 

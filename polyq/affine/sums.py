@@ -14,10 +14,10 @@ from polyq.affine import dtypes
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine
 from polyq.affine.rewrite import entry, fresh, identity, tensor_names
-from polyq.affine.scalar import Apply, Const, Index, Load, Scalar, apply, format_scalar, walk
+from polyq.affine.scalar import Apply, Cast, Const, Index, Load, Scalar, apply, format_scalar, walk
 from polyq.affine.spec import Op, Spec, Tensor
 
-__all__ = ["Monomial", "distribute", "factor", "monomials"]
+__all__ = ["Monomial", "distribute", "factor", "monomials", "scale_fields"]
 
 #: expansion stops here: more terms than this never paid
 MOST_TERMS = 16
@@ -145,6 +145,44 @@ def factor(spec: Spec, name: str, inner: Sequence[str], tensor: str | None = Non
     ops.append(replace(op, dims=rest, extents=tuple(op.extent(d) for d in rest), body=total, where=where))
     at = spec.ops.index(op)
     return spec.with_ops((*spec.ops[:at], *ops, *spec.ops[at + 1 :]), (*spec.all_tensors, *tensors))
+
+
+def scale_fields(spec: Spec, name: str, codes: str, packed: str, dim: str, fields: int) -> Spec:
+    """Scale narrow integers by the power of two at which they lie in a 32-bit word, and their partner by its inverse.
+
+    rewrite: ``p[f] = x[..f]; y += p[f] * f32(w)`` -> ``p[f] = x[..f] * 2**-e(f); y += p[f] * (f32(w) * 2**e(f))``
+    with ``e(f) = f * bits``, and 0 for the last field, whose top bit would be a sign. Then a field is converted where it
+    lies, by a mask, without a shift.
+
+    requires: 1. ``packed`` has one writer, a copy, and one reader, ``name``; 2. its reader takes it at ``dim`` along
+    the dim that the copy calls by the same position; 3. every product of the body has both factors once.
+    proof: powers of two scale exactly (but below the least normal number); the exponents of a product add up to 0.
+    """
+    op, copy = spec.op(name), spec.op(packed)
+    bits = 32 // fields
+    load = next(r for r in op.reads if r.tensor == packed)
+    position = next((k for k, e in enumerate(load.index) if e == Affine.dim(dim)), None)
+    terms = monomials(op.body)
+    once = terms is not None and all(
+        sum(isinstance(f, Load) and f.tensor == packed for f in t.factors) == 1
+        and sum(isinstance(f, Cast) and isinstance(f.arg, Load) and f.arg.tensor == codes for f in t.factors) == 1
+        for t in terms
+    )
+    if position is None or not once or spec.readers(packed) != (op,) or not isinstance(copy.body, Load):
+        raise ScheduleError(f"scale_fields({name!r}): {packed} and {codes} do not meet once in every product, field by field")
+
+    def exponent(e: Affine) -> Affine:
+        return e * bits - (e // (fields - 1)) * (bits * (fields - 1))
+
+    def scaled(s: Scalar) -> Scalar:
+        if isinstance(s, Cast) and isinstance(s.arg, Load) and s.arg.tensor == codes:
+            return Apply("ldexp", (s, Index(exponent(Affine.dim(dim)), "i32")), s.dtype)
+        return replace(s, args=tuple(map(scaled, s.args))) if isinstance(s, Apply) else s
+
+    inverse = Index(exponent(Affine.dim(copy.dims[position])) * -1, "i32")
+    shrunk = replace(copy, body=Apply("ldexp", (copy.body, inverse), copy.body.dtype))
+    grown = replace(op, body=scaled(op.body))
+    return spec.with_ops(tuple(shrunk if o is copy else grown if o is op else o for o in spec.ops))
 
 
 def _inner_sum(

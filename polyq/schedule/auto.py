@@ -33,7 +33,6 @@ def automatic(spec: Spec, numerics: str, target: str) -> Schedule:
     separate_groups(draft)
     handled: set[str] = set()
     while (op := _next(draft.spec, handled)) is not None:
-        before = {o.name for o in draft.spec.ops}
         point = draft.save()
         try:
             done = _schedule_result(draft, op, handled)
@@ -42,7 +41,7 @@ def automatic(spec: Spec, numerics: str, target: str) -> Schedule:
             draft.note(f"{op.target}: kept plain ({str(error).splitlines()[0]})")
             done = {o.name for o in draft.spec.writers(op.target)}
             _plain(draft, op.target)
-        handled |= done | ({o.name for o in draft.spec.ops} - before)
+        handled |= done | {s.op for s in draft.plan.stages if s.at is not None or s.kinds}
     return _checked(Schedule(spec, numerics, target, tuple(draft.directives), tuple(draft.notes)))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from polyq.affine import dtypes
+from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint
 from polyq.affine.scalar import Load
 from polyq.affine.spec import Op
 from polyq.affine.sums import dims_of, hoistable, monomials
 from polyq.schedule.draft import Draft, plain_dim, size_of, work_of
 from polyq.schedule.groups import Group, Member, is_contraction
-from polyq.schedule.tiles import Tile, choose_tile, stride
+from polyq.schedule.tiles import Tile, choose_tile, packable, stride
 
 __all__ = ["schedule_core", "schedule_plain", "schedule_rows"]
 
@@ -143,14 +144,56 @@ def schedule_core(draft: Draft, root: Op, group: Group) -> None:
         _scalar_core(draft, root, group, extra)
         return
     follows = member.dims(main.name)
-    at, lane_axis = _tile_root(draft, root, main, tile, follows)
+    panels = _panels(draft, main, tile)
+    at, lane_axis = _tile_root(draft, root, main, tile, follows, bool(panels))
     draft.note(f"{main.target}: {tile}")
     secondary = [n for m in group.members for n in m.ops if n != main.name] + extra
     parts = _split_lanes(draft, main, tile) if tile.reduced else _hoist(draft, main.name)
     _place_core(draft, root, at, [*parts, main.name], tile, follows)
     for name in secondary:
         _place_secondary(draft, root, at, name, tile, lane_axis, main)
+    for load in panels:
+        _pack_panel(draft, root, load, tile, follows, [*parts, main.name])
     _hints(draft, [*parts, main.name])
+
+
+def _panels(draft: Draft, main: Op, tile: Tile) -> list[Load]:
+    """Operands that each tile of lanes walks with a large stride and that other dims of the result use again."""
+    if tile.reduced:
+        return []
+    found: list[Load] = []
+    width = tile.lanes * tile.vectors
+    for load in dict.fromkeys(main.reads):
+        if not packable(main, load, tile.dim):
+            continue
+        cells = width
+        for d in {d for e in load.index for d in e.dims()} - {tile.dim}:
+            cells *= size_of(main.extent(d))
+        contiguous = plain_dim(load.index[-1]) == tile.dim and size_of(main.extent(tile.dim)) < 4 * width
+        if not contiguous and cells * max(dtypes.info(load.dtype).bits // 8, 1) <= draft.target.l2 // 2:
+            found.append(load)
+    return found
+
+
+def _pack_panel(draft: Draft, root: Op, load: Load, tile: Tile, follows: dict[str, str], readers: list[str]) -> None:
+    """Copy the panel that one tile of lanes needs into scratch, lanes contiguous."""
+    reader = next(n for n in readers if any(r.tensor == load.tensor for r in draft.spec.op(n).reads))
+    t = draft.spec.tensor(load.tensor)
+    at = next(k for k, e in enumerate(load.index) if plain_dim(e) == tile.dim)
+    positions = [k for k in range(len(t.shape)) if k != at] + [at]
+    dims = tuple(f"e{k}" for k in positions)
+    before = {o.name for o in draft.spec.ops}
+    draft.do(
+        "copy_of", tensor=load.tensor, readers=(reader,), shape=tuple(t.extents[k] for k in positions), dims=dims,
+        source=tuple(Affine.dim(f"e{k}") for k in range(len(t.shape))), place=tuple(Affine.dim(d) for d in dims),
+    )  # fmt: skip
+    copy = next(o.name for o in draft.spec.ops if o.name not in before)
+    draft.do("fuse", producer=copy, into=root.name, at=f"{follows[tile.dim]}o")
+    lane = dims[-1]
+    draft.do("split", op=copy, axis=lane, factor=tile.lanes, outer=f"{lane}b", inner=f"{lane}v")
+    draft.do("mark", op=copy, axis=f"{lane}v", kind="vector")
+    draft.do("mark", op=copy, axis=f"{lane}b", kind="unroll")
+    draft.note(f"{load.tensor}: the panel of a tile is copied into scratch, since each of its rows lies elsewhere and is read again")
 
 
 def _heaviest(draft: Draft, root: Op, group: Group) -> tuple[Member, Op]:
@@ -230,14 +273,14 @@ def _split_lanes(draft: Draft, op: Op, tile: Tile) -> list[str]:
     draft.do("partial_sums", op=name, keep=tuple(keep))
     part = next(o.name for o in draft.spec.ops if o.name not in before and o.reduce is not None)
     _hoist(draft, part)
-    skip = {o.name for o in draft.spec.ops if o.name.endswith(".packed") or ".packed_" in o.name}
-    return [o.name for o in draft.spec.ops if o.name not in before and o.name not in skip]
+    return [o.name for o in draft.spec.ops if o.name not in before and not draft.plan.stage(o.name).kinds]
 
 
 def _pack_partners(draft: Draft, name: str, tile: Tile, block: str, lane: str, step: str) -> None:
     """Copy what is multiplied with fields of words into the order in which the fields come."""
     op = draft.spec.op(name)
     word = tile.lanes * tile.fields
+    copies: list[str] = []
     for tensor in dict.fromkeys(r.tensor for r in op.reads):
         load = next(r for r in op.reads if r.tensor == tensor)
         if dtypes.info(load.dtype).bits < 16 or not any({block, lane, step} & e.dims() for e in load.index):
@@ -250,17 +293,34 @@ def _pack_partners(draft: Draft, name: str, tile: Tile, block: str, lane: str, s
         place = (*(Affine.dim(f"e{i}") for i in range(last)), e // word, e % tile.fields, (e % word) // tile.fields)
         shape = (*t.extents[:last], (t.extents[last] + word - 1) // word, Affine(tile.fields), Affine(tile.lanes))
         where = () if t.extents[last] % word == Affine(0) else (Constraint(t.extents[last] - 1 - source[-1]),)
+        before = {o.name for o in draft.spec.ops}
         draft.do("copy_of", tensor=tensor, readers=(name,), shape=shape, dims=dims, source=source, place=place, where=where)
+        copy = next(o.name for o in draft.spec.ops if o.name not in before)
+        draft.do("mark", op=copy, axis="v", kind="vector")
+        draft.do("mark", op=copy, axis="f", kind="unroll")
+        _threads(draft, copy, list(dims[:-3]), frozenset(dims[:-3]))
+        copies.append(copy)
         draft.note(f"{tensor}: copied once into the order in which fields of {tile.lanes} words meet it")
+    codes = [r for r in draft.spec.op(name).reads if dtypes.info(r.dtype).bits < 16]
+    if len(copies) == 1 and len(codes) == 1 and codes[0].dtype[0] == "u" and draft.spec.op(name).reduce == "+":
+        point = draft.save()
+        try:
+            draft.do("scale_fields", op=name, codes=codes[0].tensor, packed=copies[0], dim=step, fields=tile.fields)
+            draft.note(f"{codes[0].tensor}: fields are converted where they lie in a word; the power of two goes into the copy")
+        except ScheduleError:
+            draft.restore(point)
 
 
-def _tile_root(draft: Draft, root: Op, main: Op, tile: Tile, follows: dict[str, str]) -> tuple[str, str | None]:
+def _tile_root(draft: Draft, root: Op, main: Op, tile: Tile, follows: dict[str, str], panels: bool) -> tuple[str, str | None]:
     """Split the root's dims; return the axis inside which members stand, and the axis of the root's lanes."""
     unroll = {follows[d]: n for d, n in tile.unroll}
     lanes_dim = None if tile.reduced else follows[tile.dim]
     weight = {follows[d]: sum(work_of_load(draft, r) for r in main.reads if any(d in e.dims() for e in r.index)) for d in main.dims if d in follows}
     outer, inner = [], []
     lane_axis: str | None = None
+    if panels and lanes_dim is not None:  # a panel serves all tiles inside its loop
+        everywhere = {d for d in follows.values() if all(any(own in e.dims() for e in r.index) for r in main.reads for own in [_own(follows, d)])}
+        weight = {d: 2 if d in everywhere and d != lanes_dim else int(d == lanes_dim) for d in root.dims}
     for d in sorted(root.dims, key=lambda d: -weight.get(d, 0)):
         if d == lanes_dim:
             draft.do("split", op=root.name, axis=d, factor=tile.lanes, outer=f"{d}b", inner=f"{d}v")
@@ -280,6 +340,11 @@ def _tile_root(draft: Draft, root: Op, main: Op, tile: Tile, follows: dict[str, 
     draft.order(root.name, [*outer, *inner, *([lane_axis] if lane_axis else [])])
     _threads(draft, root.name, outer, frozenset(outer))
     return outer[-1], lane_axis
+
+
+def _own(follows: dict[str, str], dim: str) -> str:
+    """The dim of the reduction that follows ``dim`` of the root."""
+    return next(own for own, d in follows.items() if d == dim)
 
 
 def work_of_load(draft: Draft, load: Load) -> int:
@@ -372,7 +437,12 @@ def _scalar_core(draft: Draft, root: Op, group: Group, extra: list[str]) -> None
 
 def _hints(draft: Draft, names: list[str]) -> None:
     """Ask early for the operand that is streamed: the largest input of the tile's sums, if it exceeds the last cache."""
-    inputs = {r.tensor: work_of_load(draft, r) * dtypes.info(r.dtype).bits // 8 for n in names for r in draft.spec.op(n).reads if r.tensor in draft.spec.input_names}
+    inputs: dict[str, int] = {}
+    for op in map(draft.spec.op, names):
+        for r in op.reads:
+            again = [size_of(op.extent(d)) for d in op.dims if op.extent(d).is_constant and all(d not in e.dims() for e in r.index)]
+            if r.tensor in draft.spec.input_names and max(again, default=1) < 8:
+                inputs[r.tensor] = work_of_load(draft, r) * dtypes.info(r.dtype).bits // 8
     if not inputs:
         return
     tensor = max(inputs, key=lambda t: inputs[t])

@@ -1,7 +1,8 @@
 """The schedule: a spec, the numerics it is made for, a target, and the list of directives that made it.
 
-A :class:`Schedule` is a value. Every transform returns a new one or raises :class:`ScheduleError` and leaves the old one
-as it was. What is derived (the plan, the loop nest, the certificate) is computed from the directives when asked for.
+A :class:`Schedule` is a value. Every transform returns a new one or raises :class:`ScheduleError` and leaves the old
+one as it was. What is derived (the plan, the loop nest, the certificate) is computed from the directives when asked
+for.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from polyq.affine.errors import ScheduleError
 from polyq.affine.spec import Spec
 from polyq.schedule.certificate import Certificate, certify
+from polyq.schedule.display import loop_tree
 from polyq.schedule.legality import check_order
 from polyq.schedule.loopnest import LoopNest
 from polyq.schedule.lower import lower
@@ -57,7 +59,8 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.numerics not in NUMERICS:
-            raise ScheduleError(f"numerics={self.numerics!r} is not there; choose one of {', '.join(map(repr, NUMERICS))}")
+            known = ", ".join(map(repr, NUMERICS))
+            raise ScheduleError(f"numerics={self.numerics!r} is not there; choose one of {known}")
         Target.named(self.target)
 
     @staticmethod
@@ -114,14 +117,16 @@ class Schedule:
         return replace(self, directives=(*self.directives, *directives))
 
     def _allowed(self, directive: Directive) -> None:
-        if self.numerics == "strict" and changes_rounding(self.plan.spec, directive.transform, dict(directive.arguments)):
+        if self.numerics != "strict":
+            return
+        if changes_rounding(self.plan.spec, directive.transform, dict(directive.arguments)):
             raise ScheduleError(
                 f"{directive}: it changes the rounding of a float sum, which numerics='strict' does not allow; "
                 "make the schedule with numerics='reassoc'"
             )
 
-    def _with(self, transform: str, **arguments: Any) -> Schedule:  # noqa: ANN401 - the arguments of any transform
-        given = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in arguments.items() if v is not None)
+    def _with(self, transform: str, **arguments: Any) -> Schedule:
+        given = tuple((k, v) for k, v in arguments.items() if v is not None)
         directive = Directive(transform, given)
         made = self.then(directive)
         violation = check_order(made.plan.spec, made.nest, self.numerics)
@@ -130,7 +135,10 @@ class Schedule:
         return made
 
     def split(self, op: str, axis: str, factor: int, outer: str | None = None, inner: str | None = None) -> Schedule:
-        """Replace an axis by an outer and an inner one. rewrite: ``for k`` -> ``for ko: for ki``, ``k = factor*ko + ki``."""
+        """Replace an axis by an outer and an inner one.
+
+        rewrite: ``for k`` -> ``for ko: for ki`` with ``k = factor*ko + ki``
+        """
         return self._with("split", op=op, axis=axis, factor=factor, outer=outer, inner=inner)
 
     def tile(self, op: str, sizes: Mapping[str, int] | None = None, **named: int) -> Schedule:
@@ -211,7 +219,12 @@ class Schedule:
     # ---- to look at
     def __str__(self) -> str:
         head = f"schedule of {self.spec.name}: numerics {self.numerics}, target {self.machine.name}"
-        return f"{head}\n{self.nest}"
+        return f"{head}\n{loop_tree(self.nest, self.plan.spec)}"
+
+    def __repr__(self) -> str:
+        count = len(self.directives)
+        made = f"{count} directive{'s' * (count != 1)}" if count else "in the order of the program"
+        return f"<Schedule of {self.spec.name}: {made}, numerics {self.numerics}, target {self.target}>"
 
     def explain(self) -> str:
         """Return each decision with its counts, one a line."""

@@ -15,10 +15,12 @@ from polyq.affine.scalar import Cast, Load, Scalar, walk
 from polyq.affine.spec import Op, Spec
 from polyq.schedule.draft import Draft, plain_dim, size_of
 
-__all__ = ["Tile", "choose_tile", "stride"]
+__all__ = ["Tile", "choose_tile", "packable", "stride"]
 
 #: relative cost of getting one vector: loading it, spreading one element, collecting lanes one by one, widening bytes
 SYMBOLIC_UNROLL = 2
+#: tiles that must share a panel before a copy of it pays
+PANEL_USES = 48
 LOAD, SPREAD, COLLECT, WIDEN, FIELD = 1.0, 1.0, 10.0, 1.3, 0.8
 
 
@@ -92,8 +94,20 @@ def _tiles(draft: Draft, op: Op, dim: str, reduced: bool, lanes: int, others: li
             tiles += [
                 _weigh(op, dim, reduced, lanes, vectors, unroll, fields)
                 for unroll in _unrolls(op, dims, budget // vectors)
+                if fields > 1 or _live(op, dim, vectors, unroll) <= draft.target.registers
             ]
     return tiles
+
+
+def _live(op: Op, dim: str, vectors: int, unroll: tuple[tuple[str, int], ...]) -> int:
+    """Vector registers in use at once: the sums, the operands that vary along the lanes, and one that is spread or passes."""
+    held: list[int] = []
+    for load in dict.fromkeys(op.reads):
+        if stride(load, dim) != 0:
+            used = {d for e in load.index for d in e.dims()}
+            held.append(vectors * _product(tuple((d, n) for d, n in unroll if d in used)))
+    # of several varying operands one stays, the others pass through one register each
+    return vectors * _product(unroll) + min(held, default=0) + max(1, len(held) - 1) + (len(held) < 2)
 
 
 def _unrolls(op: Op, dims: tuple[str, ...], budget: int) -> list[tuple[tuple[str, int], ...]]:
@@ -158,6 +172,20 @@ def _steady(op: Op, used: set[str]) -> int:
     return times
 
 
+def packable(op: Op, load: Load, dim: str) -> bool:
+    """Whether a panel of the operand, lanes along ``dim``, is read often enough to pay for copying it into that order."""
+    used = {d for e in load.index for d in e.dims()}
+    plain = all(plain_dim(e) is not None for e in load.index) and len(used) == len(load.index) > 1
+    others = used - {dim}
+    if not plain or dim not in used or not others <= set(op.reduced) or not all(op.extent(d).is_constant for d in others):
+        return False
+    again = 1
+    for d in op.dims:
+        if d not in used and d not in op.reduced and op.extent(d).is_constant:
+            again *= size_of(op.extent(d))
+    return again >= PANEL_USES
+
+
 def _weigh(
     op: Op, dim: str, reduced: bool, lanes: int, vectors: int, unroll: tuple[tuple[str, int], ...], fields: int
 ) -> Tile:
@@ -175,7 +203,7 @@ def _weigh(
         elif step == 1:
             cost = FIELD * 2 if narrow and fields > 1 else LOAD + (WIDEN if narrow else 0)
         else:
-            cost = COLLECT
+            cost = COLLECT if reduced or not packable(op, load, dim) else LOAD
         total += cost * shared * each / tile / _steady(op, used)
     chains = tile
     latency = max(0.0, 8 / max(chains, 1) - 1) * 0.5
@@ -183,8 +211,8 @@ def _weigh(
     reduction = 1
     for d in op.reduced:
         reduction *= size_of(op.extent(d))
-    if reduced:
-        total += 3.0 * lanes / max(reduction, 1)
+    if reduced:  # lanes are added up at the end, and every row of the tile is a stream of its own
+        total += 0.25 + 3.0 * lanes / max(reduction, 1)
     elif plain_dim(op.index[-1]) != dim:
         total += 4.0 * lanes / max(reduction, 1)
     if not op.extent(dim).is_constant:  # it may turn out to be 1

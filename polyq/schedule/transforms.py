@@ -112,6 +112,12 @@ def factor(plan: Plan, op: str, inner: Sequence[str], tensor: str | None = None)
     return plan.with_spec(sums.factor(plan.spec, op, tuple(inner), tensor))
 
 
+def scale_fields(plan: Plan, op: str, codes: str, packed: str, dim: str, fields: int) -> Plan:
+    """Convert fields of words where they lie (see :func:`polyq.affine.sums.scale_fields`)."""
+    plan.stage(op)
+    return plan.with_spec(sums.scale_fields(plan.spec, op, codes, packed, dim, fields))
+
+
 def accumulate(plan: Plan, tensor: str, local: str | None = None) -> Plan:
     """Give a tensor's writers a private copy (see :func:`polyq.affine.rewrite.accumulate`)."""
     _tensor(plan.spec, tensor)
@@ -129,14 +135,14 @@ def copy_of(
 
 TRANSFORMS: dict[str, Callable[..., Plan]] = {
     f.__name__: f
-    for f in (split, reorder, mark, fuse, unfuse, prefetch, stream, inline, split_dim, partial_sums, distribute, factor, accumulate, copy_of)
+    for f in (split, reorder, mark, fuse, unfuse, prefetch, stream, inline, split_dim, partial_sums, distribute, factor, scale_fields, accumulate, copy_of)
 }
-REWRITES = frozenset({"inline", "split_dim", "partial_sums", "distribute", "factor", "accumulate", "copy_of"})
+REWRITES = frozenset({"inline", "split_dim", "partial_sums", "distribute", "factor", "scale_fields", "accumulate", "copy_of"})
 
 
 def changes_rounding(spec: Spec, name: str, arguments: dict[str, object]) -> bool:
     """Whether a rewrite changes the order or the factors of a float computation."""
-    if name not in ("partial_sums", "distribute", "factor"):
+    if name not in ("partial_sums", "distribute", "factor", "scale_fields"):
         return False
     op = spec.op(str(arguments["op"]))
     return is_float(spec.tensor(op.target).dtype) and not (name == "partial_sums" and op.reduce in ("min", "max"))
