@@ -264,15 +264,16 @@ def _pull_mod(e: Affine) -> tuple[Affine, list[tuple[str, int]]]:
 def format_affine(e: Affine) -> str:
     """Return ``e`` as text that :func:`polyq.affine.notation.parse_extent` and ``parse_map`` read back."""
     rest, mods = _pull_mod(e)
+    terms = [(_format_atom(a), c) for a, c in rest.terms] + mods
+    if rest.const or not terms:
+        terms.append((str(abs(rest.const)), 1 if rest.const >= 0 else -1))
+    terms.insert(0, terms.pop(next((k for k, (_, c) in enumerate(terms) if c > 0), 0)))  # n - i, not -i + n
     parts: list[str] = []
-    for text, c in [(_format_atom(a), c) for a, c in rest.terms] + mods:
+    for text, c in terms:
         # a sign in front binds tighter than // and %
         plain = ("//" not in text and "%" not in text) or (abs(c) == 1 and (c > 0 or bool(parts)))
         body = ("" if abs(c) == 1 else f"{abs(c)}*") + (text if plain else f"({text})")
         parts.append(("- " if c < 0 else "+ ") + body)
-    if rest.const or not parts:
-        parts.append(("- " if rest.const < 0 else "+ ") + str(abs(rest.const)))
-    parts.insert(0, parts.pop(next((k for k, part in enumerate(parts) if part[0] == "+"), 0)))  # n - i, not -i + n
     text = " ".join(parts)
     return text[2:] if text.startswith("+ ") else "-" + text[2:]
 
