@@ -32,7 +32,7 @@ _RESERVED = re.compile(
 _OURS = re.compile(
     r"([uif]\d+|b?f16)(x\d+)?(_u)?$|polyq_|region_|run_region_|field_|stream|KEEP|ARENA_|INT\d|UINT\d|_|"
     r"(splat|widen|first_lanes|select|load|store|fold|convert|round|from|to|add|mul|min|max|floordiv|mod|exp|log|tanh|"
-    r"erf|sqrt|floor|rint|fabs|ldexp|odd|reverse|u8|i8|u16|i16|u32|i32|u64|i64)_"
+    r"erf|sqrt|floor|rint|fabs|index|ldexp|odd|reverse|u8|i8|u16|i16|u32|i32|u64|i64)_"
 )
 
 
@@ -102,7 +102,7 @@ def affine_text(e: Affine, names: Names) -> str:
                 inner = affine_text(numerator, names)
                 power = divisor & (divisor - 1) == 0
                 plain = inner if inner.isidentifier() else f"({inner})"
-                text = f"({plain} >> {divisor.bit_length() - 1})" if power else f"floordiv_i64({inner}, {divisor})"
+                text = f"({plain} >> {divisor.bit_length() - 1})" if power else f"index_floor({inner}, {divisor})"
         parts.append((" - " if c < 0 else " + ") + (text if abs(c) == 1 else f"{_integer(abs(c))} * {text}"))
     if e.const or not parts:
         parts.append((" - " if e.const < 0 else " + ") + _integer(abs(e.const)))

@@ -63,7 +63,7 @@ typedef float stream16 __attribute__((vector_size(16), may_alias));
 #else
 #define STREAM_FENCE() (void)0
 #endif""",
-    "floordiv_i64": "static inline int64_t floordiv_i64(int64_t a, int64_t b) { return a / b - (a % b < 0); }",
+    "index_floor": "static inline int64_t index_floor(int64_t a, int64_t b) { return a / b - (a % b < 0); }",
 }
 
 #: iterations of innermost statements below which a second thread costs more than it brings (a region is 1 to 2 us)
