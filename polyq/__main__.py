@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib import metadata
@@ -94,11 +93,9 @@ def _run(options: argparse.Namespace) -> int:
     if options.emit:
         print(_emitted(spec, options))
         return 0
-    started = time.perf_counter()
     kernel = polyq.build(spec, numerics=options.numerics, threads=options.threads, target=options.target)
-    built = time.perf_counter() - started
     print(f"polyq {_version()}\n\nprogram\n{_indent(text.strip())}\n\nschedule\n{_indent(str(kernel.schedule))}\n")
-    print(f"{kernel!r}\n  build        {built:.2f} s")
+    print(repr(kernel))
     for note in spec.notes:
         print(f"  note         {note}")
     unset = [name for name in spec.params if name not in runs[0]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import logging
+import re
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from polyq.affine.expr import Affine
 from polyq.affine.scalar import Load, apply
 from polyq.affine.spec import Op, Spec, Tensor
 from polyq.build import Bound, Kernel, Timing
+from polyq.build.card import memory_text
 from polyq.build.timing import count_operations
 
 build_programs.install()
@@ -119,16 +121,25 @@ def test_facts_and_card(scale):
     assert scale.certificate.verify()
     assert scale.source == schedule.module.source
     assert scale.explain() == "scale: one loop, by hand"
-    assert repr(scale) == (
+    card, build = repr(scale).split("\n  build        ")
+    assert card == (
         "kernel scale(x: f32[m, 4]) -> y: f32[m, 4]\n"
         "  numerics     reassoc\n"
         "  target       c\n"
         "  threads      up to 2 threads\n"
+        "  memory       at least 32 B * m: each input read once, each output written once\n"
         "  certificate  written by hand"
     )
+    assert re.fullmatch(r"\d+\.\d\d s \((certificate \d\.\d\d, emit \d\.\d\d, library \d\.\d\d|source from the cache)\)", build)
     bound = scale.bind(x=np.zeros((3, 4), np.float32))
     assert isinstance(bound, Bound)
     assert repr(bound).endswith("\n  bound        x 48 B")
+
+
+def test_the_card_counts_packed_rows_and_parameters():
+    spec = polyq.parse("y[i] += f32(w[i, j]) * x[j]", w=("u4", ("n - 2", 5)), x=("f32", 5))
+    assert memory_text(spec) == "at least 20 B + 7 B * (n - 2): each input read once, each output written once"
+    assert memory_text(polyq.parse("y[i] = 2 * x[i]", x=("i4", "n"))).startswith("at least 2 B * ceil(n * 4/8): ")
 
 
 def test_a_spec_is_scheduled_once_and_again_only_if_asked_for(monkeypatch, tmp_path):

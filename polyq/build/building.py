@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any, Literal, cast
 
@@ -11,7 +12,7 @@ from polyq.build import binding
 from polyq.build.cache import find_library
 from polyq.build.compiler import find_compiler
 from polyq.build.kernel import Kernel
-from polyq.build.plan import make_plan, phase
+from polyq.build.plan import make_plan, phase, phases
 from polyq.build.runtime import shared_runtime, start_runtime
 from polyq.build.threads import default_threads
 from polyq.emit.module import Module
@@ -44,6 +45,7 @@ def build(
     """
     if unknown:
         raise TypeError(f"polyq.build has no option {', '.join(map(repr, unknown))}; its options are {_OPTIONS}")
+    started = time.perf_counter()
     spec = _spec_of(program)
     asked: dict[str, Any] = {
         "numerics": numerics, "threads": threads, "target": target, "constants": _constants(spec, constants)
@@ -52,14 +54,16 @@ def build(
     limit = _threads(threads)
     end_runtime = start_runtime()
     try:
-        plan, schedule, certificate = make_plan(program, mode, machine)
-        entry = _load(plan.module) if set(plan.module.features) <= detect_machine().features else None
+        with phases() as spent:
+            plan, schedule, certificate = make_plan(program, mode, machine)
+            entry = _load(plan.module) if set(plan.module.features) <= detect_machine().features else None
     except BaseException:
         end_runtime()
         raise
     kernel = Kernel(
-        program, plan, entry, numerics=mode, target=machine, threads=limit, constants=asked["constants"], asked=asked
-    )
+        program, plan, entry, numerics=mode, target=machine, threads=limit, constants=asked["constants"], asked=asked,
+        seconds=time.perf_counter() - started, phases=spent,
+    )  # fmt: skip
     if schedule is not None:  # made here anyway: keep what would be made again
         kernel.__dict__.update(schedule=schedule, certificate=certificate)
     return kernel

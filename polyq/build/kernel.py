@@ -13,6 +13,7 @@ from polyq.affine.errors import ArgumentError
 from polyq.affine.spec import Spec, Tensor
 from polyq.build import binding
 from polyq.build.arguments import aligned_copy, bound_params
+from polyq.build.card import kernel_card
 from polyq.build.executable import Executable
 from polyq.build.plan import Plan, make_schedule
 from polyq.build.timing import Timing, measure
@@ -20,6 +21,7 @@ from polyq.schedule import Schedule
 from polyq.schedule.certificate import Certificate
 
 __all__ = ["Bound", "Kernel"]
+
 
 class Kernel:
     """A compiled program; call it with its inputs by name or position, and parameters by name.
@@ -39,9 +41,11 @@ class Kernel:
         threads: int,
         constants: tuple[str, ...] = (),
         asked: Mapping[str, Any] | None = None,
+        seconds: float = 0.0,
+        phases: Sequence[tuple[str, float]] = (),
     ) -> None:
         self._program, self._plan = program, plan
-        self._asked = dict(asked or {})
+        self._asked, self._build = dict(asked or {}), (seconds, tuple(phases))
         self.spec: Spec = program if isinstance(program, Spec) else program.spec
         self.numerics, self.target, self.threads, self.constants = numerics, target, threads, constants
         self.executable = Executable(self.spec, plan.module, entry)
@@ -141,18 +145,11 @@ class Kernel:
 
     # ---- what it looks like, and how it travels
     def __repr__(self) -> str:
-        plan, threads = self._plan, f"up to {self.threads} thread{'s' * (self.threads != 1)}"
-        lines = [
-            f"kernel {self.spec.name}({', '.join(map(str, self.inputs))}) -> {', '.join(map(str, self.outputs))}",
-            f"  numerics     {self.numerics}",
-            f"  target       {self.target}{f' ({chr(32).join(plan.module.features)})' if plan.module.features else ''}"
-            f"{'' if self.executable.entry is not None else ', not on this CPU: source only'}",
-            f"  threads      {threads}",
-            f"  certificate  {plan.proof}",
-        ]
-        if self.constants:
-            lines.insert(4, f"  constants    {', '.join(self.constants)}")
-        return "\n".join(lines)
+        return kernel_card(
+            self.spec, self._plan, numerics=self.numerics, target=self.target, threads=self.threads,
+            runs=self.executable.entry is not None, constants=self.constants,
+            seconds=self._build[0], phases=self._build[1],
+        )  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._program, self._asked)

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from polyq.schedule import Schedule
 from polyq.schedule.certificate import Certificate
 from polyq.schedule.target import detect_machine
 
-__all__ = ["Plan", "canonical", "make_plan", "make_schedule"]
+__all__ = ["Plan", "canonical", "make_plan", "make_schedule", "phase", "phases"]
 
 _log = logging.getLogger("polyq")
 
@@ -37,12 +38,29 @@ class Plan:
     proof: str
 
 
+_phases: ContextVar[list[tuple[str, float]] | None] = ContextVar("polyq_phases", default=None)
+
+
 @contextmanager
 def phase(name: str) -> Generator[None]:
-    """Log how long a phase took."""
+    """Log how long a phase took, and note it for :func:`phases`."""
     started = time.perf_counter()
     yield
-    _log.debug("%s: %.1f ms", name, 1e3 * (time.perf_counter() - started))
+    seconds = time.perf_counter() - started
+    _log.debug("%s: %.1f ms", name, 1e3 * seconds)
+    if (noted := _phases.get()) is not None:
+        noted.append((name, seconds))
+
+
+@contextmanager
+def phases() -> Generator[list[tuple[str, float]]]:
+    """Give a list that fills with the phases that run inside, and their seconds."""
+    noted: list[tuple[str, float]] = []
+    token = _phases.set(noted)
+    try:
+        yield noted
+    finally:
+        _phases.reset(token)
 
 
 def make_schedule(spec: Spec, numerics: str, target: str) -> Schedule:

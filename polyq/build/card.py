@@ -1,0 +1,79 @@
+"""The card of a kernel: what it is, in a few lines that read well in a terminal and in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from polyq.affine.arrays import packed_extent
+from polyq.affine.dtypes import info
+from polyq.affine.spec import Spec, Tensor
+from polyq.build.plan import Plan
+from polyq.schedule.display import byte_size
+
+__all__ = ["kernel_card", "memory_text"]
+
+
+def kernel_card(
+    spec: Spec,
+    plan: Plan,
+    *,
+    numerics: str,
+    target: str,
+    runs: bool,
+    threads: int,
+    constants: Sequence[str],
+    seconds: float,
+    phases: Sequence[tuple[str, float]],
+) -> str:
+    """Return the card: a headline and one fact a line. ``seconds`` is how long the build took, ``phases`` its parts."""
+    features = f" ({' '.join(plan.module.features)})" if plan.module.features else ""
+    facts = {
+        "numerics": numerics,
+        "target": f"{target}{features}{'' if runs else ', not on this CPU: source only'}",
+        "threads": f"up to {threads} thread{'s' * (threads != 1)}",
+        "constants": ", ".join(constants),
+        "memory": memory_text(spec),
+        "certificate": plan.proof,
+        "build": _build_text(seconds, phases),
+    }
+    head = f"kernel {spec.name}({', '.join(map(str, spec.inputs))}) -> {', '.join(map(str, spec.outputs))}"
+    return "\n".join([head, *(f"  {name:<12} {text}" for name, text in facts.items() if text)])
+
+
+def memory_text(spec: Spec) -> str:
+    """Return the bytes of all inputs and outputs, each once: what a call has to move at least.
+
+    >>> from polyq.affine.notation import parse
+    >>> memory_text(parse("y[i] += f32(a[i, j]) * x[j]", a=("u8", ("m", 1024)), x=("f32", (1024,))))
+    'at least 4 KiB + 1028 B * m: each input read once, each output written once'
+    """
+    sums: dict[str, int] = {}
+    for tensor in (*spec.inputs, *spec.outputs):
+        factor, symbols = _bytes(tensor)
+        sums[symbols] = sums.get(symbols, 0) + factor
+    terms = [
+        f"{byte_size(count) if count % 1024 == 0 or not symbols else f'{count} B'}{symbols and f' * {symbols}'}"
+        for symbols, count in sorted(sums.items())
+        if count
+    ]
+    return f"at least {' + '.join(terms) or '0 B'}: each input read once, each output written once"
+
+
+def _bytes(tensor: Tensor) -> tuple[int, str]:
+    """Return the constant factor of a tensor's bytes, and the text of the rest of the product."""
+    bits = info(tensor.dtype).bits
+    factor, symbols = max(1, bits // 8), list[str]()
+    for at, entry in enumerate(tensor.extents):
+        packed = info(tensor.dtype).packed and at == len(tensor.extents) - 1
+        text = f"({entry})" if len(entry.terms) + bool(entry.const) > 1 else str(entry)
+        if entry.is_constant:
+            factor *= packed_extent(tensor.dtype, entry.const) if packed else entry.const
+        else:
+            symbols.append(f"ceil({text} * {bits}/8)" if packed else text)
+    return factor, " * ".join(symbols)
+
+
+def _build_text(total: float, phases: Iterable[tuple[str, float]]) -> str:
+    spent = dict(phases)
+    parts = [f"{name} {seconds:.2f}" for name, seconds in spent.items()]
+    return f"{total:.2f} s ({', '.join(parts) if 'emit' in spent else 'source from the cache'})"
