@@ -12,6 +12,8 @@ A value is an ``int64`` array of shape ``(POINTS, n)``: element by element, at i
 
 from __future__ import annotations
 
+# pyright: reportUnknownMemberType=false
+# numpy's stubs leave reshape partly unknown
 import hashlib
 import math
 from collections.abc import Sequence
@@ -41,7 +43,7 @@ def _seed(tag: str) -> NDArray[np.uint64]:
     return np.frombuffer(digest, np.uint64).reshape(POINTS, 1)
 
 
-def _reduced(x: Any) -> Array:  # noqa: ANN401 - numpy's arrays of any integer type
+def _reduced(x: Any) -> Array:
     return x - (x // PRIME) * PRIME  # a division by a constant is vectorized, a remainder is not
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +30,25 @@ Array = NDArray[np.int64]
 Columns = Sequence[Array]
 
 
+def flattened(cells: Columns, shape: Sequence[int], count: int) -> Array:
+    """Return the positions of cells in row-major order."""
+    flat = np.zeros(count, np.int64)
+    for column, extent in zip(cells, shape, strict=True):
+        flat = flat * extent + column
+    return flat
+
+
+def table(columns: Columns, count: int) -> Array:
+    """Return columns side by side, of shape ``(count, number of columns)``."""
+    return np.stack(columns, axis=1) if columns else np.zeros((count, 0), np.int64)
+
+
 class TooLarge(Exception):
     """A cell depends on more instances than may be evaluated."""
 
 
 class Versions:
-    """Numbers for what a tensor holds: equal numbers, also in two specs, mean the same statements on the same inputs."""
+    """Numbers for what a tensor holds: equal ones, in one spec or two, mean the same statements on the same inputs."""
 
     def __init__(self) -> None:
         self.numbers: dict[object, int] = {}
@@ -44,7 +58,9 @@ class Versions:
 
     def of(self, spec: Spec) -> dict[str, tuple[int, ...]]:
         """Return, for every tensor, the version before the first op and after each op."""
-        now = {t.name: self._number((t, t.name in spec.input_names, t.name in spec.output_names)) for t in spec.all_tensors}
+        now: dict[str, int] = {}
+        for t in spec.all_tensors:
+            now[t.name] = self._number((t, t.name in spec.input_names, t.name in spec.output_names))
         chains = {name: [v] for name, v in now.items()}
         for op in spec.ops:
 
@@ -103,9 +119,7 @@ class Evaluator:
 
     def read(self, tensor: str, cells: Columns, count: int, position: int) -> Array:
         """Return what cells hold before the op at ``position`` runs."""
-        flat = np.zeros(count, np.int64)
-        for column, extent in zip(cells, self.shapes[tensor], strict=True):
-            flat = flat * extent + column
+        flat = flattened(cells, self.shapes[tensor], count)
         while position and self.spec.ops[position - 1].target != tensor:
             position -= 1
         version = self.versions[tensor][position]
@@ -133,7 +147,7 @@ class Evaluator:
         if own:
             return self._recurrence(position, cells, count)
         rows = self._rows(op, cells, count)
-        terms = self._evaluate(op.body, rows, position)
+        terms = self.evaluate(op.body, rows, position)
         if op.reduce is not None:
             start = self.read(op.target, cells, count, position)
             return arithmetic.fold(op.reduce, self.dtypes[op.target], start, terms, rows.cell)
@@ -182,12 +196,14 @@ class Evaluator:
 
     def _solve(self, op: Op, rows: Rows, e: Affine, wanted: Array, dim: str) -> Rows | None:
         """Solve ``e == wanted`` for ``dim``: one solution a row, or the few that a floor leaves."""
-        holders = [(a, c) for a, c in e.terms if dim in Affine.of(a).dims()]
+        holders = [(a, c) for a, c in e.terms if dim in Affine(0, ((a, c),)).dims()]
         if len(holders) != 1:
             return None
         atom, factor = holders[0]
-        rest = wanted - self._value(e - Affine.of(atom) * factor, rows)
-        rows, rest = rows.where(rest % factor == 0), rest[rest % factor == 0] // factor
+        rest = wanted - self._value(e - Affine(0, ((atom, 1),)) * factor, rows)
+        if factor != 1:
+            whole = rest % factor == 0
+            rows, rest = rows.where(whole), rest[whole] // factor
         spread = 1
         if isinstance(atom, FloorDiv):
             inner = atom.numerator
@@ -195,9 +211,12 @@ class Evaluator:
                 return None
             spread = atom.divisor
             rest = rest * spread - self._value(inner - Affine.dim(dim), rows)
-        rows = rows.times(dim, spread)
-        value = np.repeat(rest, spread) + rows.dims[dim]
-        rows.dims[dim] = value
+        if spread == 1:
+            rows, value = Rows(rows.cell, {**rows.dims, dim: rest}), rest
+        else:
+            rows = rows.times(dim, spread)
+            value = np.repeat(rest, spread) + rows.dims[dim]
+            rows.dims[dim] = value
         return rows.where((value >= 0) & (value < self._extent(op, dim)))
 
     def _extent(self, op: Op, dim: str) -> int:
@@ -208,33 +227,37 @@ class Evaluator:
         return np.broadcast_to(np.asarray(value, np.int64), rows.cell.shape)
 
     # ---- bodies
-    def _evaluate(self, node: Scalar, rows: Rows, position: int) -> Array:
+    def evaluate(self, node: Scalar, rows: Rows, position: int) -> Array:
+        """Return the values of a body of the op at ``position``, which may have one column for all rows."""
         match node:
             case Const():
                 return arithmetic.const(node)
             case Index(expr, _):
                 return arithmetic.integers(self._value(expr, rows))
             case Load():
-                return self.read(node.tensor, self._cells(node, rows), len(rows.cell), position)
+                return self.read(node.tensor, self.cells(node, rows), len(rows.cell), position)
             case Cast(arg, _):
-                return arithmetic.cast(node, self._evaluate(arg, rows, position))
+                return arithmetic.cast(node, self.evaluate(arg, rows, position))
             case Apply("ldexp", (x, exponent), _):
-                power = self._value(exponent.expr, rows) if isinstance(exponent, Index) else self._literal(exponent, rows)
-                return arithmetic.scale(self._evaluate(x, rows, position), power)
+                return arithmetic.scale(self.evaluate(x, rows, position), self._exponent(exponent, rows))
             case Apply(_, args, _):
-                return arithmetic.apply(node, [self._evaluate(a, rows, position) for a in args])
+                return arithmetic.apply(node, [self.evaluate(a, rows, position) for a in args])
 
-    def _literal(self, node: Scalar, rows: Rows) -> Array:
+    def _exponent(self, node: Scalar, rows: Rows) -> Array:
+        if isinstance(node, Index):
+            return self._value(node.expr, rows)
         if not isinstance(node, Const):
             raise TypeError(f"ldexp: expected an index value or a literal as exponent, got {node}")
         return np.full(rows.cell.shape, int(node.value), np.int64)
 
-    def _cells(self, node: Load, rows: Rows) -> list[Array]:
+    def cells(self, node: Load, rows: Rows) -> list[Array]:
+        """Return the cells that a load reads; :class:`IndexError` where one is outside its tensor."""
         cells = [self._value(e, rows) for e in node.index]
         for axis, (column, extent) in enumerate(zip(cells, self.shapes[node.tensor], strict=True)):
             outside = (column < 0) | (column >= extent)
             if outside.any():
-                raise IndexError(f"subscript {axis} of {node.tensor}, {node.index[axis]}, is {column[outside][0]}, outside 0 to {extent - 1}")
+                place = f"subscript {axis} of {node.tensor}, {node.index[axis]}"
+                raise IndexError(f"{place}, is {column[outside][0]}, outside 0 to {extent - 1}")
         return cells
 
     # ---- recurrences
@@ -244,21 +267,21 @@ class Evaluator:
         own = [r for r in op.reads if r.tensor == op.target]
         apart = [i for i, e in enumerate(op.index) if all(r.index[i] == e for r in own)]
         columns = [c if i in apart else np.zeros(count, np.int64) for i, c in enumerate(cells)]
-        groups, group_of = np.unique(np.stack(columns, axis=1) if columns else np.zeros((count, 0)), axis=0, return_inverse=True)
+        groups = np.unique(table(columns, count), axis=0) if apart else np.zeros((1, len(cells)), np.int64)
         part = replace(op, index=tuple(op.index[i] for i in apart))
-        rows = self._rows(part, [groups[:, i].astype(np.int64) for i in apart], len(groups))
+        rows = self._rows(part, [groups[:, i] for i in apart], len(groups))
         # lanes are the values of dims that stand alone in such a subscript; all other dims are steps in time
         lanes = {next(iter(op.index[i].dims())) for i in apart if op.index[i] in map(Affine.dim, op.dims)}
         times = [rows.dims[d] for d in op.dims if d not in lanes]
         order = np.lexsort([rows.cell, *reversed(times)])
         rows = Rows(rows.cell[order], {d: v[order] for d, v in rows.dims.items()})
-        keys = np.stack([rows.dims[d] for d in op.dims if d not in lanes] or [np.zeros(len(order), np.int64)], axis=1)
-        starts = np.flatnonzero(np.any(keys[1:] != keys[:-1], axis=1)) + 1 if len(keys) else np.zeros(0, np.intp)
+        keys = table([rows.dims[d] for d in op.dims if d not in lanes], len(order))
+        starts = np.flatnonzero(np.any(keys[1:] != keys[:-1], axis=1)) + 1
         bounds = [0, *starts.tolist(), len(keys)]
         self.steps += len(bounds)
         if self.steps > MOST_STEPS:
             raise TooLarge(f"a recurrence of {op.name} takes more than {MOST_STEPS} steps")
-        return _Run(self, position, group_of.ravel()).all(rows, bounds, cells, count)
+        return _Run(self, position).all(rows, bounds, cells, count)
 
 
 @dataclass
@@ -267,27 +290,25 @@ class _Run:
 
     evaluator: Evaluator
     position: int
-    group_of: NDArray[np.intp]
     written: dict[int, Array] = field(default_factory=dict[int, Array])
 
     def all(self, rows: Rows, bounds: Sequence[int], cells: Columns, count: int) -> Array:
         e, op = self.evaluator, self.evaluator.spec.ops[self.position]
-        for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+        for start, end in pairwise(bounds):
             step = Rows(rows.cell[start:end], {d: v[start:end] for d, v in rows.dims.items()})
             value = np.broadcast_to(self._body(op.body, step), (arithmetic.POINTS, end - start))
             target = Load(op.target, op.index, e.dtypes[op.target])
-            where = e._cells(target, step)
+            where = e.cells(target, step)
             if op.reduce is not None:
-                value = arithmetic.fold(op.reduce, target.dtype, self._now(where, end - start), value, np.arange(end - start))
+                before = self._now(where, end - start)
+                value = arithmetic.fold(op.reduce, target.dtype, before, value, np.arange(end - start))
             for number, flat in enumerate(self._flat(where, end - start)):
                 self.written[flat] = value[:, number]
         return self._now(cells, count)
 
     def _flat(self, cells: Columns, count: int) -> list[int]:
-        flat = np.zeros(count, np.int64)
-        for column, extent in zip(cells, self.evaluator.shapes[self.evaluator.spec.ops[self.position].target], strict=True):
-            flat = flat * extent + column
-        return flat.tolist()
+        target = self.evaluator.spec.ops[self.position].target
+        return flattened(cells, self.evaluator.shapes[target], count).tolist()
 
     def _now(self, cells: Columns, count: int) -> Array:
         """Return what cells of the target hold now."""
@@ -307,10 +328,10 @@ class _Run:
         e, op = self.evaluator, self.evaluator.spec.ops[self.position]
         match node:
             case Load(tensor, _, _) if tensor == op.target:
-                return self._now(e._cells(node, rows), len(rows.cell))
+                return self._now(e.cells(node, rows), len(rows.cell))
             case Cast(arg, _):
                 return arithmetic.cast(node, self._body(arg, rows))
             case Apply(fn, args, _) if fn != "ldexp":
                 return arithmetic.apply(node, [self._body(a, rows) for a in args])
             case _:
-                return e._evaluate(node, rows, self.position)
+                return e.evaluate(node, rows, self.position)
