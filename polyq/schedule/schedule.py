@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from polyq.affine.errors import ScheduleError
+from polyq.affine.expr import Affine, Constraint
 from polyq.affine.spec import Spec
 from polyq.schedule.certificate import Certificate, certify
 from polyq.schedule.display import loop_tree
@@ -26,11 +27,16 @@ from polyq.schedule.transforms import TRANSFORMS, changes_rounding
 __all__ = ["NUMERICS", "Directive", "Schedule"]
 
 NUMERICS = ("strict", "reassoc")
+_MARKS = {"vector": "vectorize", "unroll": "unroll", "parallel": "parallel", "serial": "serial"}
 
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """One transform with its arguments; prints as the Python call that makes it."""
+    """One transform with its arguments; prints as the call that makes it, affine expressions as text.
+
+    >>> print(Directive("mark", (("op", "y"), ("axis", "i"), ("kind", "vector"))))
+    .vectorize(op='y', axis='i')
+    """
 
     transform: str
     arguments: tuple[tuple[str, Any], ...]
@@ -40,7 +46,17 @@ class Directive:
         return TRANSFORMS[self.transform](plan, **dict(self.arguments))
 
     def __str__(self) -> str:
-        return f".{self.transform}({', '.join(f'{k}={v!r}' for k, v in self.arguments)})"
+        name, arguments = self.transform, dict(self.arguments)
+        if name == "mark" and arguments.get("kind") in _MARKS:
+            name = _MARKS[arguments.pop("kind")]
+        return f".{name}({', '.join(f'{k}={_written(v)}' for k, v in arguments.items())})"
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, tuple):
+        entries = [_written(v) for v in cast("tuple[Any, ...]", value)]
+        return f"({', '.join(entries)}{',' * (len(entries) == 1)})"
+    return repr(str(value) if isinstance(value, Affine | Constraint) else value)
 
 
 @dataclass(frozen=True)
@@ -183,6 +199,10 @@ class Schedule:
     def parallel(self, op: str, axis: str) -> Schedule:
         """Divide an axis among threads."""
         return self._with("mark", op=op, axis=axis, kind="parallel")
+
+    def serial(self, op: str, axis: str) -> Schedule:
+        """Make an axis a plain loop again."""
+        return self._with("mark", op=op, axis=axis, kind="serial")
 
     def inline(self, tensor: str) -> Schedule:
         """Compute a temporary where it is read."""
