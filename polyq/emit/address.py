@@ -16,7 +16,7 @@ from polyq.schedule.loopnest import Buffer
 
 __all__ = [
     "Memory", "Names", "Offset", "Registers", "Storage", "affine_text", "constant_shape", "factor_text", "memory_of",
-    "offset_of",
+    "offset_of", "stem",
 ]  # fmt: skip
 
 #: C's keywords, names that generated functions use themselves, and functions that compilers know without a declaration
@@ -86,7 +86,16 @@ class Names:
 
     def loop(self, var: str) -> str:
         """Return a new identifier for a loop variable: the dim's own name where no loop around uses it."""
-        return self(f"dim {var}", re.sub(r"_\d+$", "", var))
+        return self(f"dim {var}", stem(var))
+
+
+def stem(name: str) -> str:
+    """Return a name without the number that made it unique.
+
+    >>> stem("acc_2"), stem("x1")
+    ('acc', 'x1')
+    """
+    return re.sub(r"(?<=.)_\d+$", "", name)
 
 
 def affine_text(e: Affine, names: Names) -> str:

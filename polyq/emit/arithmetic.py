@@ -22,7 +22,7 @@ def minmax(helpers: Helpers, fn: str, dtype: str, lanes: int) -> str:
     name, sign = f"{fn}_{vector if lanes > 1 else dtype}", "<" if fn == "min" else ">"
     is_nan = " | (a != a)" if dtypes.is_float(dtype) else ""
     if lanes == 1:
-        body = f"(a {sign} b){is_nan} ? a : b"
+        body = f"({f'(a {sign} b){is_nan}' if is_nan else f'a {sign} b'}) ? a : b"
     else:
         mask = Value(f"(a {sign} b){is_nan}", f"i{8 * width(dtype)}", lanes)
         body = helpers.select(mask, Value("a", dtype, lanes), Value("b", dtype, lanes)).text
@@ -107,18 +107,23 @@ def unary(helpers: Helpers, fn: str, a: Value) -> Value:
     return Value(f"{name}({a.text})", a.dtype, a.lanes)
 
 
-def scaled(helpers: Helpers, dtype: str) -> str:
-    """Return the name of a scalar function: ``x`` times 2 to ``e``, rounded once."""
-    suffix, scalar, bits, bias, mantissa = (
-        ("f", "float", 32, 127, 23) if dtype == "f32" else ("", "double", 64, 1023, 52)
-    )
-    name = f"ldexp_{dtype}"
+def scaled(helpers: Helpers, dtype: str, lanes: int) -> str:
+    """Return the name of a function: ``x`` times 2 to ``e`` in each lane, rounded once."""
+    suffix, scalar, bits, bias, place = ("f", "float", 32, 127, 23) if dtype == "f32" else ("", "double", 64, 1023, 52)
+    vector = helpers.vector(dtype, lanes)
+    name = f"ldexp_{vector if lanes > 1 else dtype}"
+    far = "e < -4000 ? -4000 : e > 4000 ? 4000 : (int)e"
+    if lanes == 1:
+        rest = f"  return __builtin_ldexp{suffix}(x, {far});\n"
+    else:
+        call = f"r[i] = __builtin_ldexp{suffix}(x[i], {far})"
+        rest = f"  {vector} r;\n  for (int i = 0; i < {lanes}; ++i) {call};\n  return r;\n"
+    factor = helpers.splat(Value("power.f", dtype, 1), lanes).text
     return helpers.add(
         name,
-        f"static inline {scalar} {name}({scalar} x, int64_t e) {{\n"
-        f"  const union {{ uint{bits}_t u; {scalar} f; }} power = {{(uint{bits}_t)(e + {bias}) << {mantissa}}};\n"
-        f"  if (e > -{bias} && e <= {bias}) return x * power.f;\n"
-        f"  return __builtin_ldexp{suffix}(x, e < -4000 ? -4000 : e > 4000 ? 4000 : (int)e);\n}}",
+        f"static inline {vector} {name}({vector} x, int64_t e) {{\n"
+        f"  const union {{ uint{bits}_t u; {scalar} f; }} power = {{(uint{bits}_t)(e + {bias}) << {place}}};\n"
+        f"  if (e > -{bias} && e <= {bias}) return x * {factor};\n{rest}}}",
     )
 
 

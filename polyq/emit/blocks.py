@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import cgen
@@ -30,6 +30,17 @@ def when(
     condition: str, body: Sequence[cgen.Generable], otherwise: tuple[str, Sequence[cgen.Generable]] | None = None
 ) -> cgen.Generable:
     """Return an ``if``, with ``otherwise`` an ``else if``."""
-    branch: Any = cgen.If
-    rest = None if otherwise is None else branch(otherwise[0], cgen.Block(list(otherwise[1])))
-    return cast("cgen.Generable", branch(condition, cgen.Block(list(body)), rest))
+    return _Branches([(condition, body), *([otherwise] if otherwise else [])])
+
+
+class _Branches(cgen.Generable):
+    """``if .. else if ..`` on one level, where cgen would nest."""
+
+    def __init__(self, branches: Sequence[tuple[str, Sequence[cgen.Generable]]]) -> None:
+        self.branches = branches
+
+    def generate(self, with_semicolon: bool = True) -> Iterator[str]:
+        """Yield the lines."""
+        for i, (condition, body) in enumerate(self.branches):
+            yield f"{'else ' if i else ''}if ({condition})"
+            yield from cgen.Block(list(body)).generate()

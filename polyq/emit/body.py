@@ -15,7 +15,7 @@ from polyq.affine import dtypes
 from polyq.affine.expr import Affine, Constraint
 from polyq.affine.scalar import loads, substitute_dims
 from polyq.emit import blocks, shapes
-from polyq.emit.address import Memory, Names, Registers, Storage, affine_text, constant_shape, memory_of
+from polyq.emit.address import Memory, Names, Registers, Storage, affine_text, constant_shape, memory_of, stem
 from polyq.emit.arithmetic import minmax
 from polyq.emit.ctypes import compute_type, storage_type
 from polyq.emit.helpers import Helpers
@@ -87,8 +87,9 @@ class Emitter:
                     yield Step(_bound(node, context.bind))
                 case Loop(kind="unroll") if (span := _constant_span(node, context)) is not None:
                     yield from self._unrolled(node, context, span)
-                case Loop(kind="vector") if self._whole_vector(node):
-                    yield from self._lanes(node, context, None)
+                case Loop(kind="vector") if (live := self._known_lanes(node)) is not None:
+                    if live:
+                        yield from self._lanes(node, context, None if live == shapes.lane_count(node) else str(live))
                 case Scope(buffers, body) if (found := self._all_in_registers(node, context)) is not None:
                     for b, lanes in zip(buffers, found, strict=True):
                         self._in_registers(b, lanes)
@@ -135,10 +136,9 @@ class Emitter:
         return blocks.lines(_joined(lines))
 
     # ---- vector loops
-    def _whole_vector(self, loop: Loop) -> bool:
-        """Whether a vector loop is one vector whose lanes are all live."""
-        count = shapes.lane_count(loop)
-        return bool(self.helpers.vector_bytes and count) and len(loop.upper) == 1
+    def _known_lanes(self, loop: Loop) -> int | None:
+        """Return the live lanes of a vector loop that is one vector, where their number is known."""
+        return shapes.live_lanes(loop) if self.helpers.vector_bytes and shapes.lane_count(loop) else None
 
     def _lanes(self, loop: Loop, context: Context, live: str | None, at: Affine | None = None) -> Iterator[Step]:
         """Yield the assignments of one vector, which begins at ``at`` (else at the loop's lower bound)."""
@@ -255,7 +255,7 @@ class Emitter:
         if self._owner.get(buffer.name) is self._undeclared:
             return
         self._owner[buffer.name] = self._undeclared
-        prefix = self.names.fresh(buffer.name)
+        prefix = self.names.fresh(stem(buffer.name))
         self.storage[buffer.name] = Registers(prefix, buffer.dtype, lanes)
         kind, paths = self.helpers.vector(compute_type(buffer.dtype), max(lanes, 1)), shapes.cell_paths(buffer, lanes)
         for path in paths:
@@ -265,7 +265,7 @@ class Emitter:
         )
 
     def _in_memory(self, buffer: Buffer) -> list[cgen.Generable]:
-        pointer = self.names.fresh(buffer.name)
+        pointer = self.names.fresh(stem(buffer.name))
         self.storage[buffer.name] = memory_of(buffer, pointer, self.names, {})
         kind, cells, size = storage_type(buffer.dtype), *_size(buffer)
         note = f"/* tile {buffer.name}: {_footprint(buffer)} */"

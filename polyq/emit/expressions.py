@@ -179,17 +179,11 @@ def _scaled(run: Run, s: Apply, lanes: Lanes | None) -> Value:
         factor = Value(f"0x1p{int(exponent)}{'f' if kind == 'f32' else ''}", kind, 1)
         return _fitted(run, run.helpers.combined(value, "*", run.helpers.splat(factor, value.lanes), PRODUCT), s.dtype)
     amount = run.helpers.convert(run.value(e, lanes), "i64")
-    function = arithmetic.scaled(run.helpers, kind)
     if amount.lanes == 1:
-        factor = Value(f"{function}(1, {amount.text})", kind, 1)
-        factor = (
-            factor
-            if value.lanes == 1
-            else run.once(("power", e, value.lanes), run.helpers.splat(factor, value.lanes), "power")
-        )
-        return _fitted(run, run.helpers.combined(value, "*", factor, PRODUCT), s.dtype)
+        function = arithmetic.scaled(run.helpers, kind, value.lanes)
+        return _fitted(run, Value(f"{function}({value.text}, {amount.text})", kind, value.lanes), s.dtype)
     parts = [run.name(p, "t") for p in (run.helpers.splat(value, amount.lanes), amount)]
-    return _fitted(run, arithmetic.operands(run.helpers, function, parts), s.dtype)
+    return _fitted(run, arithmetic.operands(run.helpers, arithmetic.scaled(run.helpers, kind, 1), parts), s.dtype)
 
 
 def literal(value: float | bool, dtype: str) -> str:

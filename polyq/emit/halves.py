@@ -8,7 +8,7 @@ from polyq.emit.helpers import Helpers
 __all__ = ["decoded", "encoded", "narrowed", "rounded"]
 
 _SCALAR = {
-    "f16": """\
+    "from_f16": """\
 static inline float from_f16(uint16_t h) {
   const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = h & 0x7fffu;
   union { uint32_t u; float f; } r;
@@ -16,7 +16,8 @@ static inline float from_f16(uint16_t h) {
   r.u = sign | (rest << 13);          /* as a tiny f32, then scaled by 2^112: exact, subnormals included */
   r.f *= 0x1p112f;
   return r.f;
-}
+}""",
+    "to_f16": """\
 static inline uint16_t to_f16(float x) {
   union { float f; uint32_t u; } v = {x};
   const uint32_t sign = v.u >> 16 & 0x8000u, a = v.u & 0x7fffffffu;
@@ -29,8 +30,9 @@ static inline uint16_t to_f16(float x) {
   }
   return (uint16_t)(sign | ((a + 0xfffu + (a >> 13 & 1u) - 0x38000000u) >> 13));
 }""",
-    "bf16": """\
-static inline float from_bf16(uint16_t h) { union { uint32_t u; float f; } r = {(uint32_t)h << 16}; return r.f; }
+    "from_bf16": """\
+static inline float from_bf16(uint16_t h) { union { uint32_t u; float f; } r = {(uint32_t)h << 16}; return r.f; }""",
+    "to_bf16": """\
 static inline uint16_t to_bf16(float x) {
   union { float f; uint32_t u; } v = {x};
   if ((v.u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(v.u >> 16 | 0x40u);
@@ -59,7 +61,8 @@ def _with_f16c(native: str, plain: str) -> str:
 def decoded(helpers: Helpers, value: Value, dtype: str) -> Value:
     """Return stored patterns (u16) as f32."""
     scalar = f"from_{dtype}"
-    helpers.add(dtype, _SCALAR[dtype])
+    if value.lanes == 1 or dtype == "f16":
+        helpers.add(scalar, _SCALAR[scalar])
     if value.lanes == 1:
         return Value(f"{scalar}({value.text})", "f32", 1)
     lanes, patterns, floats = value.lanes, helpers.vector("u16", value.lanes), helpers.vector("f32", value.lanes)
@@ -79,7 +82,8 @@ def decoded(helpers: Helpers, value: Value, dtype: str) -> Value:
 def encoded(helpers: Helpers, value: Value, dtype: str) -> Value:
     """Return f32 values as patterns (u16), rounded once."""
     scalar = f"to_{dtype}"
-    helpers.add(dtype, _SCALAR[dtype])
+    if value.lanes == 1 or dtype == "f16":
+        helpers.add(scalar, _SCALAR[scalar])
     if value.lanes == 1:
         return Value(f"{scalar}({value.text})", "u16", 1)
     lanes, patterns, floats = value.lanes, helpers.vector("u16", value.lanes), helpers.vector("f32", value.lanes)

@@ -6,12 +6,19 @@ rounding), the builtin stands beside the generic form. ``immintrin.h`` is never 
 
 from __future__ import annotations
 
+import re
+
 from polyq.affine import dtypes
 from polyq.emit.ctypes import SUM, UNARY, Value, scalar_name, type_name, typedefs, width
 
-__all__ = ["Helpers"]
+__all__ = ["Helpers", "words"]
 
 _GCC_AVX2 = "#if defined(__AVX2__) && !defined(__clang__)"
+
+
+def words(text: str) -> set[str]:
+    """Return the identifiers in C text, comments aside."""
+    return set(re.findall(r"[A-Za-z_]\w*", re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)))
 
 
 class Helpers:
@@ -26,9 +33,15 @@ class Helpers:
         self._functions: dict[str, str] = {}
         self.streams = False  # whether a store past the cache was asked for since this was last reset
 
-    def text(self) -> list[str]:
-        """Return typedefs and functions."""
-        return typedefs(self._kinds) + list(self._functions.values())
+    def text(self, user: str) -> list[str]:
+        """Return typedefs and functions that the C text ``user`` needs, directly or through others."""
+        used, kept = words(user), list[str]()
+        for name, text in reversed(self._functions.items()):  # what a function calls was noted before it
+            if name in used:
+                kept.insert(0, text)
+                used |= words(text)
+        kinds = {k for k in self._kinds if {type_name(*k), f"{type_name(*k)}_u"} & used}
+        return typedefs(kinds) + kept
 
     def vector(self, compute: str, lanes: int) -> str:
         """Note a vector type and return its name."""

@@ -9,7 +9,7 @@ from polyq.affine import dtypes
 from polyq.affine.expr import Affine
 from polyq.affine.scalar import Load
 from polyq.emit import halves
-from polyq.emit.address import Memory, Offset, Registers, affine_text, offset_of
+from polyq.emit.address import Memory, Offset, Registers, affine_text, offset_of, stem
 from polyq.emit.ctypes import LOOSE, UNARY, Value, compute_type, stored_unit, width
 
 if TYPE_CHECKING:
@@ -150,7 +150,9 @@ def _field_of(run: Run, load: Load, lanes: Lanes) -> tuple[Value, int] | None:
     prefetch(run, load.tensor, storage, at)
     address, vector = at.plus(storage.pointer, run.names), run.helpers.vector("u32", lanes.width)
     key = ("words", Load(load.tensor, (), load.dtype), address, lanes.width)  # the load names what a store forgets
-    words = run.once(key, Value(f"*(const {vector}_u *)({address})", "u32", lanes.width, UNARY), f"{load.tensor}_words")
+    words = run.once(
+        key, Value(f"*(const {vector}_u *)({address})", "u32", lanes.width, UNARY), f"{stem(load.tensor)}_words"
+    )
     return words, position.const * d.bits
 
 

@@ -14,7 +14,7 @@ from typing import cast
 
 from polyq.affine.expr import Affine, Dim
 from polyq.affine.scalar import Apply, Cast, Const, Index, Load, Scalar, children, loads, walk
-from polyq.emit.address import Names, Registers, Storage
+from polyq.emit.address import Names, Registers, Storage, stem
 from polyq.emit.ctypes import Value, width
 from polyq.emit.expressions import computed
 from polyq.emit.helpers import Helpers
@@ -151,7 +151,7 @@ def stem_of(s: Scalar) -> str:
     """Return how the variable of a value is called."""
     match s:
         case Load(tensor):
-            return f"{tensor}_v"
+            return f"{stem(tensor)}_v"
         case Cast(arg, dtype):
             return f"{stem_of(arg).removesuffix('_v')}_{dtype}"
         case Apply(fn):

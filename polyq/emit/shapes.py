@@ -11,7 +11,16 @@ from polyq.emit.address import constant_shape
 from polyq.emit.ctypes import compute_type, width
 from polyq.schedule.loopnest import Assign, Block, Buffer, Guard, Loop, Scope, walk
 
-__all__ = ["MOST_UNROLLED", "REGISTER_CELLS", "cell_paths", "is_flat", "lane_count", "register_lanes", "trip_count"]
+__all__ = [
+    "MOST_UNROLLED",
+    "REGISTER_CELLS",
+    "cell_paths",
+    "is_flat",
+    "lane_count",
+    "live_lanes",
+    "register_lanes",
+    "trip_count",
+]
 
 #: a buffer of more variables than this lives in memory
 REGISTER_CELLS = 128
@@ -32,11 +41,20 @@ def is_flat(loop: Loop) -> bool:
 
 
 def lane_count(loop: Loop) -> int:
-    """Return the lanes of a vector loop that is one vector: a power of two; else 0."""
-    count = trip_count(loop)
-    if loop.kind != "vector" or count is None or not is_flat(loop) or len(loop.lower) != 1:
+    """Return the lanes of a vector loop that is one vector, else 0: the power of two that bounds it.
+
+    A lower constant bound beside it, as in ``min(8, 5)``, says how many lanes are live.
+    """
+    if loop.kind != "vector" or not is_flat(loop) or len(loop.lower) != 1:
         return 0
-    return count if 2 <= count <= _WIDEST and count & (count - 1) == 0 else 0
+    counts = [(u - loop.lower[0]).const for u in loop.upper if (u - loop.lower[0]).is_constant]
+    return max((n for n in counts if 2 <= n <= _WIDEST and n & (n - 1) == 0), default=0)
+
+
+def live_lanes(loop: Loop) -> int | None:
+    """Return how many lanes of a vector loop are live where that is a number."""
+    spans = [u - loop.lower[0] for u in loop.upper]
+    return max(0, min(e.const for e in spans)) if all(e.is_constant for e in spans) else None
 
 
 def strip_width(loop: Loop, vector_bytes: int, dtype_of: dict[str, str]) -> int:

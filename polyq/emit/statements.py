@@ -83,11 +83,12 @@ def _neutral(reduce: str, kind: str) -> str:
 def _to_register(run: Run, assign: Assign, lanes: Lanes | None, storage: Registers, value: Value) -> None:
     kind = compute_type(storage.dtype)
     masked = lanes is not None and lanes.count is not None
-    whole_cell = assign.reduce is None and not masked and (lanes is not None or not storage.lanes)
+    whole_cell = assign.reduce is None and (lanes is not None or not storage.lanes)
     name, lane, whole = run.register(storage, assign.index, lanes, assigned=whole_cell)
+    masked = masked and name not in run.undeclared  # dead lanes of a new variable may hold anything
     cell = Value(name if lane is None else f"{name}[{lane}]", kind, value.lanes)
     new = _wrapped(_combined(run, assign.reduce, cell, value), storage.dtype, assign.reduce)
-    if whole and lanes is not None and lanes.count is not None:
+    if whole and masked and lanes is not None and lanes.count is not None:
         new = run.helpers.select(run.helpers.lane_mask(lanes.width, lanes.count), new, Value(name, kind, lanes.width))
     if kind == "mask" and lane is not None:
         new = Value(f"-{new.within(UNARY)}", kind, 1, UNARY)

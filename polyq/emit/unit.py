@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from polyq.emit import blocks
 from polyq.emit.address import Names, factor_text, memory_of
 from polyq.emit.body import Context, Emitter
 from polyq.emit.ctypes import storage_type
-from polyq.emit.helpers import Helpers
+from polyq.emit.helpers import Helpers, words
 from polyq.emit.module import Module
 from polyq.emit.threads import check_packed, work
 from polyq.schedule.loopnest import Buffer, Loop, LoopNest
@@ -144,18 +143,14 @@ def _title(nest: LoopNest, target: Target, numerics: str) -> str:
 
 def _declarations(unit: _Unit, functions: str) -> list[str]:
     """Return what the functions need in front of them."""
-    helpers = unit.emitter.helpers.text()
-    words = _words(functions + "\n".join(helpers))
-    wanted = words | ({"vector"} if unit.emitter.helpers.vector_bytes else set[str]())
+    helpers = unit.emitter.helpers.text(functions)
+    named = words(functions + "\n".join(helpers))
+    wanted = named | ({"vector"} if unit.emitter.helpers.vector_bytes else set[str]())
     optional = [text for word, text in _OPTIONAL.items() if word in wanted]
-    arena = [f"enum {{ ARENA_BYTES = {unit.emitter.arena + 64} }};"] if "ARENA_BYTES" in words else []
+    arena = [f"enum {{ ARENA_BYTES = {unit.emitter.arena + 64} }};"] if "ARENA_BYTES" in named else []
     return [
         part + "\n" for part in ("\n".join(optional), "\n".join([*helpers, *arena]), "\n".join(_shared(unit))) if part
     ]
-
-
-def _words(text: str) -> set[str]:
-    return set(re.findall(r"[A-Za-z_]\w*", re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)))
 
 
 def _text(nodes: Iterable[cgen.Generable]) -> str:
@@ -234,10 +229,10 @@ def _region(unit: _Unit, loop: Loop, context: Context) -> list[cgen.Generable]:
     start, end = "first + count * thread / threads", "first + count * (thread + 1) / threads"
     each = blocks.loop(f"int64_t {var} = {start}", f"{var} < {end}", f"++{var}", inner)
     text = _text([*blocks.lines([span]), each, *fence])
-    words = _words(text)
-    given = [(kind, name) for kind, name in context.visible if name in words]
-    unit.used |= words
-    unit.functions[number] = _function(unit, number, text, words, given)
+    used = words(text)
+    given = [(kind, name) for kind, name in context.visible if name in used]
+    unit.used |= used
+    unit.functions[number] = _function(unit, number, text, used, given)
     count = f"{high} - {low}" if low != "0" else high
     record = "".join([".shared = &shared, .failed = &failed", *(f", .{n} = {n}" for _, n in given)])
     lines = [
@@ -246,19 +241,19 @@ def _region(unit: _Unit, loop: Loop, context: Context) -> list[cgen.Generable]:
         f"const double most = 1 + work / {WORK_PER_THREAD};",
         f"runtime->run(run_region_{number}, &given, most < threads ? (int)most : threads);",
     ]
-    unit.used |= _words("\n".join(lines))
+    unit.used |= words("\n".join(lines))
     return [blocks.braces(blocks.lines(lines))]
 
 
-def _function(unit: _Unit, number: int, body: str, words: set[str], given: list[tuple[str, str]]) -> str:
+def _function(unit: _Unit, number: int, body: str, used: set[str], given: list[tuple[str, str]]) -> str:
     fields = [f"  {_member(kind, n)}" for kind, n in given]
     record = [f"struct region_{number} {{", "  const struct shared *shared;", "  int *failed;", *fields, "};"]
     opening = [
         f"const struct region_{number} *const given = argument;",
-        *(f"{x.kind} {x.name} = given->shared->{x.name};" for x in unit.locals if x.name in words),
+        *(f"{x.kind} {x.name} = given->shared->{x.name};" for x in unit.locals if x.name in used),
         *(f"{kind} {n} = given->{n};" for kind, n in given),
     ]
-    if "arena" in words:
+    if "arena" in used:
         opening += ["char *const arena = given->shared->runtime->scratch(ARENA_BYTES);"]
         opening += ["if (!arena) { *given->failed = 1; return; }"]
     if len(opening) == 1:
@@ -269,22 +264,22 @@ def _function(unit: _Unit, number: int, body: str, words: set[str], given: list[
 
 def _entry(unit: _Unit, entry: str, failure: str, body: str) -> str:
     """Return the entry: what it and the regions use of its constants, then the body."""
-    words = _words(body) | {x.name for x in unit.locals if x.name in unit.used}
+    used = words(body) | {x.name for x in unit.locals if x.name in unit.used}
     opening: list[str] = []
     for x in reversed(unit.locals):
-        if x.name in words:
-            words |= _words(x.value)
+        if x.name in used:
+            used |= words(x.value)
             if "workspace(" in x.value:
                 opening.insert(0, failure)
             opening.insert(0, x.line)
-    if "arena" in words:
+    if "arena" in used:
         opening += ["char *const arena = runtime->scratch(ARENA_BYTES);", "if (!arena) return 1;"]
     if unit.functions:
         shared = [f".{x.name} = {x.name}" for x in unit.locals if x.name in unit.used]
         members = ", ".join([".runtime = runtime", *shared])
         opening += ["int failed = 0;", f"const struct shared shared = {{{members}}};"]
-    words |= _words("\n".join(opening))
-    unused = [f"(void){name};" for name in ("runtime", "buffers", "params", "threads") if name not in words]
+    used |= words("\n".join(opening))
+    unused = [f"(void){name};" for name in ("runtime", "buffers", "params", "threads") if name not in used]
     signature = f"int {entry}(const polyq_runtime *runtime, void *const *buffers, const int64_t *params, int threads)"
     end = "return failed;" if unit.functions else "return 0;"
     return "\n".join([signature, "{", *_indented([*unused, *opening, body, end]), "}"])
