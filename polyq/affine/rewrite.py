@@ -180,28 +180,34 @@ def accumulate(spec: Spec, tensor: str, local: str | None = None) -> Spec:
     requires: nothing; where the first writer does not fill the whole box, the copy starts from the tensor's own cells.
     """
     writers = spec.writers(tensor)
+    if not writers:
+        raise ScheduleError(f"accumulate({tensor!r}): no op writes {tensor}; name a result or a temporary")
     t = spec.tensor(tensor)
     local = local or fresh(tensor_names(spec), f"{tensor}.acc")
     dims = tuple(f"d{i}" for i in range(len(t.shape)))
     index = tuple(Affine.dim(d) for d in dims)
-    if writers and writers[-1].index and all(len(e.dims()) == 1 and e == Affine.dim(next(iter(e.dims()))) for e in writers[-1].index):
-        dims = tuple(next(iter(e.dims())) for e in writers[-1].index)
-        index = writers[-1].index
+    named = [d for e in writers[-1].index for d in e.dims() if e == Affine.dim(d)]
+    if len(set(named)) == len(dims):  # the copy's dims are called as those of the last writer, where each names one
+        dims, index = tuple(named), writers[-1].index
 
     def leaf(node: Const | Index | Load) -> Scalar:
         return replace(node, tensor=local) if isinstance(node, Load) and node.tensor == tensor else node
 
     names = {op.name: (f"{local}.init" if op.name == f"{tensor}.init" else local if op.name == tensor else op.name) for op in writers}
     ops: list[Op] = []
+    inside = False  # between the first and the last writer, readers see the copy
     for op in spec.ops:
+        inside = inside or op is writers[0]
+        body = map_scalar(op.body, leaf) if inside else op.body
         if op is writers[0] and not fills(op, t):
             ops.append(Op(fresh(tensor_names(spec), f"{local}.load"), dims, t.extents, local, index, Load(tensor, index, t.dtype)))
         if op.target == tensor:
-            ops.append(replace(op, name=names[op.name], target=local, body=map_scalar(op.body, leaf)))
+            ops.append(replace(op, name=names[op.name], target=local, body=body))
             if op is writers[-1]:
                 ops.append(Op(tensor, dims, t.extents, tensor, index, Load(local, index, t.dtype)))
+                inside = False
         else:
-            ops.append(op)
+            ops.append(replace(op, body=body))
     return spec.with_ops(tuple(ops), (*spec.all_tensors, Tensor(local, t.dtype, t.shape)))
 
 
