@@ -184,6 +184,7 @@ def fold(reduce: str, dtype: str, start: Array, terms: Array, cell: NDArray[np.i
     while table.shape[2] > 1:
         half = (table.shape[2] + 1) // 2
         a, b = table[:, :, : table.shape[2] - half], table[:, :, half:]
-        joined = _reduced(a * b) if reduce == "*" else _extreme(reduce, a, b, dtype)
+        flat = a.reshape(POINTS, -1), b.reshape(POINTS, -1)
+        joined = _reduced(a * b) if reduce == "*" else _extreme(reduce, *flat, dtype).reshape(a.shape)
         table = np.concatenate([joined, table[:, :, table.shape[2] - half : half]], axis=2)
     return table[:, :, 0]

@@ -29,7 +29,7 @@ __all__ = ["Proof", "prove"]
 #: values given to each parameter, a trial after the other: the last only if nothing was compared before
 TRIALS = (2, 5, 19, 131)
 #: how many instances a trial may cost: as many cells are compared as fit
-ENOUGH = 1 << 14
+ENOUGH = 1 << 13
 #: cells of one output that are compared at most, in one trial
 MOST_CELLS = 2048
 
@@ -145,8 +145,8 @@ def _batches(
         return
     random = np.random.default_rng(seed)
     ends, origin = [n - 1 for n in shape], [0] * len(shape)
-    corners = dict.fromkeys(map(tuple, (ends, origin, [int(random.integers(n)) for n in shape])))
-    first = np.array(list(corners)[:few], np.int64).reshape(-1, len(shape))
+    corners = list(dict.fromkeys(map(tuple, (ends, origin, [int(random.integers(n)) for n in shape]))))[:few]
+    first = np.array(corners, np.int64).reshape(len(corners), len(shape))
     started = sum(e.instances for e in both)
     yield first
     total = math.prod(shape)
