@@ -143,8 +143,9 @@ class _Lowering:
         return self._loop(op, frame, region, mains, tails, names, depth, local)
 
     def _peels(self, op: Op, local: Local, split: Split) -> bool:
-        """Whether full tiles can be told apart: the axis is bounded by its extent alone."""
-        if local.stage.kind(split.inner) not in ("unroll", "vector"):
+        """Whether full tiles can be told apart: the axis is bounded by its extent alone, and the tile lies inside."""
+        order = local.stage.order
+        if local.stage.kind(split.inner) not in ("unroll", "vector") or split.inner not in order[order.index(split.outer) :]:
             return False
         root = split.axis
         while (parent := local.stage.split_of(root)) is not None:
