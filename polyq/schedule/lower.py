@@ -265,7 +265,9 @@ class _Lowering:
             box = box_of(child.target, others, visible, known, self.spec.tensor(child.target).extents)
             regions[child.name], boxes[child.name] = region_of(child, box), box
             inner = self._local(child, regions[child.name], frozenset(), {})
-            readers += self._collect(child, inner, tuple(visible), known, regions, boxes)
+            # seen from here, the loops of this stage that the reader stands in may be closed as well
+            deeper = self._collect(child, inner, tuple(visible), known, regions, boxes)
+            readers += [replace(r, ranges=(*r.ranges, *local.ranges().items())) for r in deeper]
         return readers
 
     def _vars_up_to(self, local: Local, axis: str) -> tuple[str, ...]:

@@ -215,8 +215,8 @@ def _weigh(
         total += 0.25 + 3.0 * lanes / max(reduction, 1)
     elif plain_dim(op.index[-1]) != dim:
         total += 4.0 * lanes / max(reduction, 1)
-    if not op.extent(dim).is_constant:  # it may turn out to be 1
-        total += 1.0
+    if not op.extent(dim).is_constant:  # it may turn out to be 1, and all lanes but one would idle
+        total += lanes / 2
     ragged = size_of(op.extent(dim)) % (lanes * fields if reduced else lanes)
     if op.extent(dim).is_constant and ragged:
         total += lanes / size_of(op.extent(dim))
