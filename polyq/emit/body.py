@@ -6,6 +6,7 @@ subscript is known, and straight-line sequences of assignments become runs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -42,6 +43,9 @@ class Context:
     parallel: bool = False
 
 
+#: the declaration of a variable that starts at zero: type, name and value
+_ZERO = re.compile(r"(\w+) (\w+ = (?:\{0\}|0|0\.0f?));")
+
 Compound = Loop | Guard | Scope
 Item = Step | tuple[Compound, Context]
 
@@ -57,6 +61,7 @@ class Emitter:
         self._undeclared: dict[str, str] = {}  # register variables of the open block (name -> type)
         self._owner: dict[str, dict[str, str]] = {}
         self._notes: list[str] = []
+        self._innermost = ""  # the variable of the innermost loop
 
     # ---- blocks
     def block(self, nodes: Block, context: Context) -> list[cgen.Generable]:
@@ -124,12 +129,12 @@ class Emitter:
 
     def _run(self, steps: Sequence[Step], last: bool) -> list[cgen.Generable]:
         """Return the C of a run; before another node of the block, every register variable has to be declared."""
-        run = Run(self.helpers, self.names, self.storage, self.strict, self.prefetch, self._undeclared)
+        run = Run(self.helpers, self.names, self.storage, self.strict, self.prefetch, self._undeclared, self._innermost)
         run.expect((step.assign.value, step.lanes) for step in steps)
         for step in steps:
             emit(run, step)
         notes, self._notes = self._notes, []
-        lines = [*notes, *run.lines]
+        lines = [*notes, *run.text()]
         if not last:
             lines += [f"{kind} {name} = {'{0}' if 'x' in kind else '0'};" for name, kind in self._undeclared.items()]
             self._undeclared.clear()
@@ -217,8 +222,15 @@ class Emitter:
         low, high = self.bounds(loop, context)
         with self.names.scope():
             var = self.names.loop(loop.var)
-            body = self.block(loop.body, replace(context, visible=(*context.visible, ("const int64_t", var))))
+            body = self.looped(loop, replace(context, visible=(*context.visible, ("const int64_t", var))))
         return blocks.loop(f"int64_t {var} = {low}", f"{var} < {high}", f"++{var}", body)
+
+    def looped(self, loop: Loop, context: Context) -> list[cgen.Generable]:
+        """Return the C of a loop's body."""
+        outer, self._innermost = self._innermost, loop.var
+        body = self.block(loop.body, context)
+        self._innermost = outer
+        return body
 
     # ---- scratch
     def _scope(self, scope: Scope, context: Context) -> cgen.Generable:
@@ -316,17 +328,13 @@ def _constant_span(loop: Loop, context: Context) -> tuple[int, int] | None:
 def _joined(lines: list[str]) -> list[str]:
     """Put declarations of zeros of one type side by side."""
     out: list[str] = []
+    last = ""
     for line in lines:
-        kind, _, rest = line.partition(" ")
-        start = rest.endswith(" = {0};")
-        if (
-            start
-            and out
-            and out[-1].startswith(f"{kind} ")
-            and out[-1].endswith(" = {0};")
-            and len(out[-1]) + len(rest) < 118
-        ):
-            out[-1] = f"{out[-1][:-1]}, {rest}"
+        match = _ZERO.fullmatch(line)
+        kind = match[1] if match else ""
+        if match and kind == last and len(out[-1]) + len(match[2]) < 118:
+            out[-1] = f"{out[-1][:-1]}, {match[2]};"
         else:
             out.append(line)
+        last = kind
     return out

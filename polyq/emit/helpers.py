@@ -156,6 +156,14 @@ class Helpers:
         self.add(name, f"static inline {vector} {name}(const {scalar} *p, int64_t n) {{\n{plain}}}")
         return Value(f"{name}({address}, {count})", unit, lanes)
 
+    def strided(self, unit: str, lanes: int, address: str, distance: str) -> Value:
+        """Return a vector of elements that lie ``distance`` apart."""
+        vector, scalar = self.vector(unit, lanes), scalar_name(unit)
+        cells = ", ".join("p[0]" if i == 0 else "p[s]" if i == 1 else f"p[{i} * s]" for i in range(lanes))
+        head = f"static inline {vector} load_strided_{vector}(const {scalar} *p, int64_t s)"
+        name = self.add(f"load_strided_{vector}", f"{head} {{\n  return ({vector}){{{cells}}};\n}}")
+        return Value(f"{name}({address}, {distance})", unit, lanes)
+
     def store_part(self, value: Value, address: str, count: str) -> str:
         """Return a store of the first ``count`` lanes."""
         unit, lanes = value.dtype, value.lanes

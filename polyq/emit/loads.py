@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from polyq.affine import dtypes
-from polyq.affine.expr import Affine
+from polyq.affine.expr import Affine, Dim
 from polyq.affine.scalar import Load
 from polyq.emit import halves
 from polyq.emit.address import Memory, Offset, Registers, affine_text, offset_of, stem
@@ -45,7 +45,25 @@ def loaded(run: Run, load: Load, lanes: Lanes | None) -> Value:
             lanes.width,
         )
         return decoded(run, run.helpers.reverse(raw), load.dtype)
+    if lanes.count is None and (distance := _distance(run, offset, lanes.var)) is not None:
+        raw = run.helpers.strided(
+            stored_unit(load.dtype), lanes.width, start.plus(storage.pointer, run.names), distance
+        )
+        return decoded(run, raw, load.dtype)
     return _gathered(run, load, lanes)
+
+
+def _distance(run: Run, offset: Offset, var: str) -> str | None:
+    """Return the C text of the step from lane to lane, in elements, if it is the same everywhere."""
+    step = offset.stride(var)
+    if step is not None:
+        return str(step)
+    if offset.known.dims() & {var}:
+        return None
+    steps = [(e.coefficient(Dim(var)), e - Affine.dim(var) * e.coefficient(Dim(var)), s) for e, s in offset.symbolic]
+    if any(var in rest.dims() for _, rest, _ in steps):
+        return None
+    return " + ".join(s if c == 1 else f"{c} * {s}" for c, _, s in steps if c)
 
 
 def _register(run: Run, storage: Registers, load: Load, lanes: Lanes | None) -> Value:
@@ -208,4 +226,13 @@ def prefetch(run: Run, tensor: str, storage: Memory, start: Offset) -> None:
     line = (tensor, start.symbolic, start.known.terms, start.known.const * width(stored_unit(storage.dtype)) // 64)
     if run.fetch(line):
         address = start.plus(storage.pointer, run.names)
-        run.say(f"__builtin_prefetch((const char *)({address}) + {ahead});")
+        run.prefetched(_turn(run, storage, start), f"__builtin_prefetch((const char *)({address}) + {ahead});")
+
+
+def _turn(run: Run, storage: Memory, start: Offset) -> str | None:
+    """Return when a load of the innermost loop comes to a new line: "" always, else a C condition, ``None`` never."""
+    step = start.stride(run.loop) if run.loop else None
+    size = abs(step or 0) * width(stored_unit(storage.dtype))
+    if step == 0:
+        return None
+    return f"{run.names(f'dim {run.loop}')} % {64 // size} == 0" if step and size < 64 and 64 % size == 0 else ""

@@ -35,7 +35,8 @@ class Lanes:
 class Run:
     """Emits one run: ``lines`` grow as statements are added.
 
-    ``undeclared`` holds the register variables (name -> C type) of the enclosing block that no line has declared yet.
+    ``undeclared`` holds the register variables (name -> C type) of the enclosing block that no line has declared yet;
+    ``loop`` is the innermost loop's variable.
     """
 
     helpers: Helpers
@@ -44,10 +45,12 @@ class Run:
     strict: bool
     prefetch: dict[str, int]
     undeclared: dict[str, str]
+    loop: str = ""
     lines: list[str] = field(default_factory=list[str])
     _uses: Counter[object] = field(default_factory=Counter[object])
     _known: dict[object, Value] = field(default_factory=dict[object, Value])
     _fetched: set[object] = field(default_factory=set[object])
+    _turns: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
     def expect(self, values: Iterable[tuple[Scalar, Lanes | None]]) -> None:
         """Note what will be computed, so that what occurs twice gets a name."""
@@ -112,6 +115,18 @@ class Run:
         new = line not in self._fetched
         self._fetched.add(line)
         return new
+
+    def prefetched(self, turn: str | None, line: str) -> None:
+        """Add a prefetch, under a condition that goes in front of the run; ``None`` leaves it out."""
+        if turn == "":
+            self.say(line)
+        elif turn is not None:
+            self._turns.setdefault(turn, []).append(line)
+
+    def text(self) -> list[str]:
+        """Return all lines."""
+        ahead = [(f"if ({turn}) {{", *(f"  {line}" for line in lines), "}") for turn, lines in self._turns.items()]
+        return [*(line for group in ahead for line in group), *self.lines]
 
     def _key(self, s: Scalar, lanes: Lanes | None) -> tuple[Scalar, Lanes | None]:
         return s, lanes if lanes is not None and varies(s, lanes.var) else None

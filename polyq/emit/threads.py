@@ -48,9 +48,9 @@ def check_packed(nest: LoopNest, loop: Loop) -> None:
         if not _bytes_apart(node, loop.var, buffer, ranges):
             fields, cell = 8 // dtypes.info(buffer.dtype).bits, f"{buffer.name}[{', '.join(map(str, node.index))}]"
             raise ScheduleError(
-                f"{node.op}: axis {loop.var!r} cannot be parallel: {cell} packs {fields} elements of {buffer.dtype} in a "
-                "byte, and threads would write to one byte; make another axis parallel, or split this one by a multiple "
-                f"of {fields} and make the outer part parallel"
+                f"{node.op}: axis {loop.var!r} cannot be parallel: {cell} packs {fields} elements of {buffer.dtype} in "
+                "a byte, and threads would write to one byte; make another axis parallel, or split this one by a "
+                f"multiple of {fields} and make the outer part parallel"
             )
 
 

@@ -222,7 +222,7 @@ def _region(unit: _Unit, loop: Loop, context: Context) -> list[cgen.Generable]:
     outer, emitter.helpers.streams = emitter.helpers.streams, False
     with unit.names.scope():
         var = unit.names.loop(loop.var)
-        inner = emitter.block(loop.body, replace(context, parallel=True))
+        inner = emitter.looped(loop, replace(context, parallel=True))
     fence = blocks.lines(["STREAM_FENCE();"] if emitter.helpers.streams else [])
     emitter.helpers.streams = outer
     span = f"const int64_t first = {low}, count = {high} > first ? {high} - first : 0;"
