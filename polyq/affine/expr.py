@@ -39,7 +39,7 @@ class FloorDiv:
 
 
 Atom = Union[Dim, Param, FloorDiv]
-AffineLike = Union["Affine", Dim, Param, int]
+AffineLike = Union["Affine", Dim, Param, FloorDiv, int]
 
 
 @lru_cache(maxsize=1 << 16)
@@ -176,14 +176,15 @@ class Affine:
         """Replace dims by expressions: a mapping from dim names, or a function of dims and parameters."""
         if not self.terms:
             return self
-        get = replace if callable(replace) else lambda a: replace.get(a.name) if isinstance(a, Dim) else None
+        get = replace if callable(replace) else _lookup(replace)
         total = Affine(self.const)
         for atom, coefficient in self.terms:
             if isinstance(atom, FloorDiv):
-                value: Affine | None = atom.numerator.substitute(get) // atom.divisor
+                value = atom.numerator.substitute(get) // atom.divisor
             else:
-                value = get(atom)
-            total = total + (Affine.of(atom) if value is None else value) * coefficient
+                found = get(atom)
+                value = Affine.of(atom) if found is None else found
+            total = total + value * coefficient
         return total
 
     def bounds(self, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, int] | None:
@@ -218,6 +219,10 @@ class Affine:
     # ---- printing
     def __str__(self) -> str:
         return format_affine(self)
+
+
+def _lookup(values: Mapping[str, Affine]) -> Callable[[Dim | Param], Affine | None]:
+    return lambda a: values.get(a.name) if isinstance(a, Dim) else None
 
 
 def _floor(const: int, terms: list[tuple[Atom, int]], divisor: int) -> Affine:

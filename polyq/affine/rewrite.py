@@ -136,7 +136,10 @@ def inlinable(spec: Spec, tensor: str) -> Op | str:
     if len(writers) != 1 or writers[0].reduce is not None or writers[0].where:
         return f"{tensor} is written by {len(writers)} op(s), with a reduction or a constraint"
     writer = writers[0]
-    plain = all(len(e.terms) == 1 and e.const == 0 and e.terms[0][1] == 1 and isinstance(e.terms[0][0], Dim) for e in writer.index)
+    plain = all(
+        len(e.terms) == 1 and e.const == 0 and e.terms[0][1] == 1 and isinstance(e.terms[0][0], Dim)
+        for e in writer.index
+    )
     if not plain or len({str(e) for e in writer.index}) != len(writer.dims):
         return f"the subscripts of {tensor} in its writer are not its dims, each once"
     if any(r.tensor == tensor for r in writer.reads):
@@ -159,7 +162,9 @@ def partial_sums(spec: Spec, name: str, keep: Sequence[str], tensor: str | None 
     op = spec.op(name)
     reduced = op.reduced
     if op.reduce is None or not set(keep) <= set(reduced):
-        raise ScheduleError(f"partial_sums({name!r}, {list(keep)}): {name} reduces over ({', '.join(reduced)}) with {op.reduce}")
+        raise ScheduleError(
+            f"partial_sums({name!r}, {list(keep)}): {name} reduces over ({', '.join(reduced)}) with {op.reduce}"
+        )
     kept = tuple(d for d in op.dims if d not in reduced or d in keep)
     part = tensor or fresh(tensor_names(spec), f"{op.target}.part")
     dtype = spec.tensor(op.target).dtype
@@ -167,7 +172,9 @@ def partial_sums(spec: Spec, name: str, keep: Sequence[str], tensor: str | None 
     index = tuple(Affine.dim(d) for d in kept)
     start = Op(f"{part}.init", kept, extents, part, index, identity(op.reduce, dtype))
     inner_dims = (*kept, *(d for d in op.dims if d not in kept))
-    inner = replace(op, name=part, dims=inner_dims, extents=tuple(op.extent(d) for d in inner_dims), target=part, index=index)
+    inner = replace(
+        op, name=part, dims=inner_dims, extents=tuple(op.extent(d) for d in inner_dims), target=part, index=index
+    )
     outside = tuple(c for c in op.where if c.expr.dims() <= set(kept))
     total = replace(op, dims=kept, extents=extents, body=Load(part, index, dtype), where=outside)
     return _replace_op(spec, name, (start, inner, total), (Tensor(part, dtype, tuple(map(entry, extents))),))
@@ -193,14 +200,18 @@ def accumulate(spec: Spec, tensor: str, local: str | None = None) -> Spec:
     def leaf(node: Const | Index | Load) -> Scalar:
         return replace(node, tensor=local) if isinstance(node, Load) and node.tensor == tensor else node
 
-    names = {op.name: (f"{local}.init" if op.name == f"{tensor}.init" else local if op.name == tensor else op.name) for op in writers}
+    names = {
+        op.name: (f"{local}.init" if op.name == f"{tensor}.init" else local if op.name == tensor else op.name)
+        for op in writers
+    }
     ops: list[Op] = []
     inside = False  # between the first and the last writer, readers see the copy
     for op in spec.ops:
         inside = inside or op is writers[0]
         body = map_scalar(op.body, leaf) if inside else op.body
         if op is writers[0] and not fills(op, t):
-            ops.append(Op(fresh(tensor_names(spec), f"{local}.load"), dims, t.extents, local, index, Load(tensor, index, t.dtype)))
+            load = fresh(tensor_names(spec), f"{local}.load")
+            ops.append(Op(load, dims, t.extents, local, index, Load(tensor, index, t.dtype)))
         if op.target == tensor:
             ops.append(replace(op, name=names[op.name], target=local, body=body))
             if op is writers[-1]:
@@ -215,7 +226,9 @@ def fills(op: Op, tensor: Tensor) -> bool:
     """Whether the op assigns every cell of ``tensor``, each once, without reading it."""
     dims = [next(iter(e.dims())) for e in op.index if len(e.dims()) == 1 and e == Affine.dim(next(iter(e.dims())))]
     whole = len(dims) == len(op.index) == len(set(dims)) == len(op.dims)
-    return whole and op.reduce is None and not op.where and all(op.extent(d) == e for d, e in zip(dims, tensor.extents, strict=True))
+    if not whole or op.reduce is not None or op.where:
+        return False
+    return all(op.extent(d) == e for d, e in zip(dims, tensor.extents, strict=True))
 
 
 def copy_of(
@@ -224,8 +237,8 @@ def copy_of(
 ) -> Spec:  # fmt: skip
     """Let ``readers`` read a copy of ``tensor`` in another layout.
 
-    The copy has ``shape`` over ``dims``: cell ``c[dims] = tensor[source(dims)]``. ``place`` is the inverse: the cell that
-    holds element ``(e0, e1, ...)`` of the tensor, written with dims ``e0, e1, ...``.
+    The copy has ``shape`` over ``dims``: cell ``c[dims] = tensor[source(dims)]``. ``place`` is the inverse: the cell
+    that holds element ``(e0, e1, ...)`` of the tensor, written with dims ``e0, e1, ...``.
 
     rewrite: ``y += x[k]`` -> ``x.packed[v, l] = x[8*v + l]; y += x.packed[k // 8, k % 8]``
     requires: ``source(place(e)) == e`` for every element; checked by substitution here.
@@ -234,7 +247,9 @@ def copy_of(
     back = tuple(e.substitute(dict(zip(dims, place, strict=True))) for e in source)
     wanted = tuple(Affine.dim(f"e{i}") for i in range(len(t.shape)))
     if back != wanted:
-        raise ScheduleError(f"copy of {tensor}: the layout is not the inverse of its placement: {', '.join(map(str, back))}")
+        raise ScheduleError(
+            f"copy of {tensor}: the layout is not the inverse of its placement: {', '.join(map(str, back))}"
+        )
     name = name or fresh(tensor_names(spec), f"{tensor}.packed")
     first = min(i for i, op in enumerate(spec.ops) if op.name in readers)
     if any(op.target == tensor for op in spec.ops[first:]):
@@ -249,9 +264,12 @@ def copy_of(
         return node
 
     ops = tuple(
-        simplified(replace(op, body=map_scalar(op.body, leaf)), constant_ranges(op)) if op.name in readers else op for op in spec.ops
+        simplified(replace(op, body=map_scalar(op.body, leaf)), constant_ranges(op)) if op.name in readers else op
+        for op in spec.ops
     )
-    return spec.with_ops((*ops[:first], copy, *ops[first:]), (*spec.all_tensors, Tensor(name, t.dtype, tuple(map(entry, shape)))))
+    return spec.with_ops(
+        (*ops[:first], copy, *ops[first:]), (*spec.all_tensors, Tensor(name, t.dtype, tuple(map(entry, shape))))
+    )
 
 
 def constant_ranges(op: Op) -> dict[str, tuple[int, int]]:

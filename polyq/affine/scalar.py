@@ -49,7 +49,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """A conversion: integers wrap, float to integer truncates, saturates and gives 0 for NaN; widening of ``u`` zero-extends."""
+    """A conversion: integers wrap, ``u`` is zero-extended; float to integer truncates, saturates, gives 0 for NaN."""
 
     arg: Scalar
     dtype: str
@@ -90,7 +90,9 @@ def apply(fn: str, *args: Scalar) -> Apply:
     if fn == "select":
         if len(args) != 3 or args[0].dtype != "bool" or args[1].dtype != args[2].dtype:
             got = ", ".join(a.dtype for a in args)
-            raise SpecError(f"select(condition, a, b): expected (bool, T, T) with one dtype T, got ({got}); cast one side")
+            raise SpecError(
+                f"select(condition, a, b): expected (bool, T, T) with one dtype T, got ({got}); cast one side"
+            )
         return Apply("select", args, args[1].dtype)
     count, kinds, result = FUNCTIONS[fn]
     if len(args) != count:
@@ -98,7 +100,9 @@ def apply(fn: str, *args: Scalar) -> Apply:
     first = args[0].dtype
     if fn != "ldexp" and any(a.dtype != first for a in args):
         got = " and ".join(a.dtype for a in args)
-        raise SpecError(f"{fn}: the operands have dtypes {got}; different dtypes mix only through casts, such as {first}(...)")
+        raise SpecError(
+            f"{fn}: the operands have dtypes {got}; different dtypes mix only through casts, such as {first}(...)"
+        )
     if dtypes.info(first).kind not in kinds:
         names = {"u": "unsigned integers", "i": "signed integers", "f": "floats", "b": "bool"}
         raise SpecError(f"{fn}: expected {', '.join(names[k] for k in kinds)}, got {first}; cast the operand")

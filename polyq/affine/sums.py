@@ -36,7 +36,7 @@ class Monomial:
 
 
 def product(factors: Sequence[Scalar], sign: int, dtype: str) -> Scalar:
-    """Return ``sign * product(factors)``; the empty product is 1."""
+    """Return the product of the factors, with a sign; the empty product is 1."""
     one = Const(1.0 if dtypes.is_float(dtype) else 1, dtype)
     total = factors[0] if factors else one
     for f in factors[1:]:
@@ -138,7 +138,10 @@ def factor(spec: Spec, name: str, inner: Sequence[str], tensor: str | None = Non
             taken |= {part, f"{part}.init"}
             made[key] = _inner_sum(op, inside, part, bound, inner, dtype, ops, tensors)
         value = product([*outside, made[key]], 1, dtype)
-        total = (value if term.sign > 0 else apply("neg", value)) if total is None else apply("add" if term.sign > 0 else "sub", total, value)
+        if total is None:
+            total = value if term.sign > 0 else apply("neg", value)
+        else:
+            total = apply("add" if term.sign > 0 else "sub", total, value)
     assert total is not None
     rest = tuple(d for d in op.dims if d not in inner)
     where = tuple(c for c in op.where if not c.expr.dims() & set(inner))
@@ -151,8 +154,8 @@ def scale_fields(spec: Spec, name: str, codes: str, packed: str, dim: str, field
     """Scale narrow integers by the power of two at which they lie in a 32-bit word, and their partner by its inverse.
 
     rewrite: ``p[f] = x[..f]; y += p[f] * f32(w)`` -> ``p[f] = x[..f] * 2**-e(f); y += p[f] * (f32(w) * 2**e(f))``
-    with ``e(f) = f * bits``, and 0 for the last field, whose top bit would be a sign. Then a field is converted where it
-    lies, by a mask, without a shift.
+    with ``e(f) = f * bits``, and 0 for the last field, whose top bit would be a sign. Then a field is converted where
+    it lies, by a mask, without a shift.
 
     requires: 1. ``packed`` has one writer, a copy, and one reader, ``name``; 2. its reader takes it at ``dim`` along
     the dim that the copy calls by the same position; 3. every product of the body has both factors once.
@@ -169,7 +172,9 @@ def scale_fields(spec: Spec, name: str, codes: str, packed: str, dim: str, field
         for t in terms
     )
     if position is None or not once or spec.readers(packed) != (op,) or not isinstance(copy.body, Load):
-        raise ScheduleError(f"scale_fields({name!r}): {packed} and {codes} do not meet once in every product, field by field")
+        raise ScheduleError(
+            f"scale_fields({name!r}): {packed} and {codes} do not meet once in every product, field by field"
+        )
 
     def exponent(e: Affine) -> Affine:
         return e * bits - (e // (fields - 1)) * (bits * (fields - 1))
@@ -186,7 +191,14 @@ def scale_fields(spec: Spec, name: str, codes: str, packed: str, dim: str, field
 
 
 def _inner_sum(
-    op: Op, factors: list[Scalar], part: str, bound: set[str], inner: Sequence[str], dtype: str, ops: list[Op], tensors: list[Tensor]
+    op: Op,
+    factors: list[Scalar],
+    part: str,
+    bound: set[str],
+    inner: Sequence[str],
+    dtype: str,
+    ops: list[Op],
+    tensors: list[Tensor],
 ) -> Load:
     """Add the ops of one inner sum; return the load of its result."""
     needed = {d for f in factors for d in dims_of(f)} | bound

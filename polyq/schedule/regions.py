@@ -65,10 +65,8 @@ def widen(e: Affine, hidden: Ranges) -> tuple[Affine, int] | None:
                 return None
             base, width = inner
             reach = _floor_spread(base, width, atom.divisor)
-            if c > 0:
-                low = low + (base // atom.divisor) * c
-            else:
-                low = low + ((base + width) // atom.divisor) * c
+            least = base if c > 0 else base + width
+            low = low + (least // atom.divisor) * c
             spread += reach * abs(c)
         elif isinstance(atom, Dim) and atom.name in hidden:
             span = hidden[atom.name]
@@ -88,7 +86,9 @@ def _floor_spread(base: Affine, width: int, divisor: int) -> int:
     return (offset + width) // divisor if step == divisor else -(-width // divisor) if offset + width >= step else 0
 
 
-def box_of(tensor: str, readers: Iterable[Reader], visible: frozenset[str], ranges: Ranges, shape: tuple[Affine, ...]) -> Box:
+def box_of(
+    tensor: str, readers: Iterable[Reader], visible: frozenset[str], ranges: Ranges, shape: tuple[Affine, ...]
+) -> Box:
     """Return the box of ``tensor`` that ``readers`` touch, over the ``visible`` loop variables."""
     lows: list[list[tuple[Affine, Affine]]] = [[] for _ in shape]
     for reader in readers:
@@ -113,7 +113,9 @@ def _span(e: Affine, hidden: Mapping[str, tuple[int, int] | None], full: Affine)
     return Affine(0), full
 
 
-def _join(spans: list[tuple[Affine, Affine]], ranges: Ranges, tensor: str, dim: int, full: Affine) -> tuple[Affine, Affine]:
+def _join(
+    spans: list[tuple[Affine, Affine]], ranges: Ranges, tensor: str, dim: int, full: Affine
+) -> tuple[Affine, Affine]:
     base, extent = spans[0]
     for low, size in spans[1:]:
         apart = (low - base).bounds(ranges)

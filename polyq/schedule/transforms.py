@@ -44,12 +44,15 @@ def mark(plan: Plan, op: str, axis: str, kind: str) -> Plan:
 def fuse(plan: Plan, producer: str, into: str, at: str) -> Plan:
     """Compute ``producer`` inside the axis ``at`` of ``into``, for what that iteration reads.
 
-    rewrite: ``for p: d[p] = f; for i: for j: y += d[..]`` -> ``for i: (for p in region(i): d[p] = f); for j: y += d[..]``
+    rewrite: ``for p: d[p] = f; for i: for j: y += d[..]``
+    -> ``for i: (for p in region(i): d[p] = f); for j: y += d[..]``
     requires: the axis is there; producer and host do not stand inside each other.
     """
     stage, host = plan.stage(producer), plan.stage(into)
     if at not in host.order:
-        raise ScheduleError(f"fuse({producer!r}, into={into!r}, at={at!r}): {into} has the axes {', '.join(host.order) or 'none'}")
+        raise ScheduleError(
+            f"fuse({producer!r}, into={into!r}, at={at!r}): {into} has the axes {', '.join(host.order) or 'none'}"
+        )
     above = into
     while above is not None:
         if above == producer:
@@ -125,8 +128,8 @@ def accumulate(plan: Plan, tensor: str, local: str | None = None) -> Plan:
 
 
 def copy_of(
-    plan: Plan, tensor: str, readers: Sequence[str], shape: Sequence[Affine], dims: Sequence[str], source: Sequence[Affine],
-    place: Sequence[Affine], name: str | None = None, where: Sequence[Constraint] = (),
+    plan: Plan, tensor: str, readers: Sequence[str], shape: Sequence[Affine], dims: Sequence[str],
+    source: Sequence[Affine], place: Sequence[Affine], name: str | None = None, where: Sequence[Constraint] = (),
 ) -> Plan:  # fmt: skip
     """Let readers read a copy in another layout (see :func:`polyq.affine.rewrite.copy_of`)."""
     _tensor(plan.spec, tensor)
@@ -135,9 +138,14 @@ def copy_of(
 
 TRANSFORMS: dict[str, Callable[..., Plan]] = {
     f.__name__: f
-    for f in (split, reorder, mark, fuse, unfuse, prefetch, stream, inline, split_dim, partial_sums, distribute, factor, scale_fields, accumulate, copy_of)
-}
-REWRITES = frozenset({"inline", "split_dim", "partial_sums", "distribute", "factor", "scale_fields", "accumulate", "copy_of"})
+    for f in (
+        split, reorder, mark, fuse, unfuse, prefetch, stream,
+        inline, split_dim, partial_sums, distribute, factor, scale_fields, accumulate, copy_of,
+    )
+}  # fmt: skip
+REWRITES = frozenset(
+    {"inline", "split_dim", "partial_sums", "distribute", "factor", "scale_fields", "accumulate", "copy_of"}
+)
 
 
 def changes_rounding(spec: Spec, name: str, arguments: dict[str, object]) -> bool:
