@@ -8,7 +8,9 @@ counts. The certificate judges the outcome; if it were ever refused, the plain o
 from __future__ import annotations
 
 import warnings
+from math import prod
 
+from polyq.affine.dtypes import is_float
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import FloorDiv
 from polyq.affine.rewrite import inlinable
@@ -23,6 +25,8 @@ from polyq.schedule.target import Target
 
 __all__ = ["automatic"]
 
+#: instances from which dividing a reduction among threads pays
+DIVIDED_WORK = 1 << 18
 _COSTLY = frozenset({"exp", "log", "tanh", "erf", "sqrt", "div"})
 
 
@@ -41,6 +45,8 @@ def automatic(spec: Spec, numerics: str, target: str) -> Schedule:
             draft.note(f"{op.target}: kept plain ({str(error).splitlines()[0]})")
             done = {o.name for o in draft.spec.writers(op.target)}
             _plain(draft, op.target)
+        if not done - handled:
+            raise AssertionError(f"the automatic schedule does not get past {op.name}")
         handled |= done | {s.op for s in draft.plan.stages if s.at is not None or s.kinds}
     return _checked(Schedule(spec, numerics, target, tuple(draft.directives), tuple(draft.notes)))
 
@@ -98,9 +104,12 @@ def _divisors(op: Op, dim: str) -> set[int]:
 # ---- one result
 def _schedule_result(draft: Draft, op: Op, handled: set[str]) -> set[str]:
     """Schedule what computes ``op.target``; return the ops that are settled."""
+    _divide_sum(draft, op.target)
     writers = draft.spec.writers(op.target)
-    if _simple(writers) and any(o.reduce is not None for o in writers):
+    if op.target not in draft.private and _simple(writers) and any(o.reduce is not None for o in writers):
+        before = {t.name for t in draft.spec.all_tensors}
         draft.do("accumulate", tensor=op.target)
+        draft.private |= {t.name for t in draft.spec.all_tensors} - before
     root = draft.spec.writers(op.target)[-1]
     if not _simple((root,)) or len(draft.spec.writers(op.target)) > 1 or any(r.tensor == root.target for r in root.reads):
         _plain(draft, op.target)
@@ -109,6 +118,28 @@ def _schedule_result(draft: Draft, op: Op, handled: set[str]) -> set[str]:
     group = group_of(draft.spec, root, free)
     _dispatch(draft, root, group)
     return {root.name, *(name for m in group.members for name in m.ops)}
+
+
+def _divide_sum(draft: Draft, tensor: str) -> None:
+    """A long reduction to few cells is divided among threads: each sums a part, then the parts are combined."""
+    for op in draft.spec.writers(tensor):
+        exact = not is_float(draft.spec.tensor(tensor).dtype) or op.reduce in ("min", "max")
+        if op.reduce is None or op.where or tensor in draft.divided or draft.target.cores < 2 or not (exact or draft.relaxed):
+            continue
+        cells = work_of(op) // max(1, prod(size_of(op.extent(d)) for d in op.reduced))
+        long = [d for d in op.dims if d in op.reduced and op.extent(d).is_constant]
+        if cells >= 4 * draft.target.cores or work_of(op) < DIVIDED_WORK or not long:
+            continue
+        dim = max(long, key=lambda d: (size_of(op.extent(d)) >= 4 * draft.target.cores, -op.dims.index(d)))
+        parts = 2 * draft.target.cores
+        chunk = next((c for c in range(size_of(op.extent(dim)) // parts, 0, -1) if size_of(op.extent(dim)) % c == 0), 0)
+        if chunk == 0 or size_of(op.extent(dim)) // chunk > 64 * parts:
+            continue
+        draft.do("split_dim", op=op.name, dim=dim, factor=chunk, outer=f"{dim}p", inner=f"{dim}c")
+        before = {t.name for t in draft.spec.all_tensors}
+        draft.do("partial_sums", op=op.name, keep=(f"{dim}p",))
+        draft.divided |= {tensor, *({t.name for t in draft.spec.all_tensors} - before)}
+        draft.note(f"{tensor}: {size_of(op.extent(dim)) // chunk} partial results along {dim}, so that threads share the work")
 
 
 def _simple(writers: tuple[Op, ...]) -> bool:

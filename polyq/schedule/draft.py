@@ -24,6 +24,8 @@ class Draft:
         self.numerics, self.target = numerics, target
         self.directives: list[Directive] = []
         self.notes: list[str] = []
+        self.divided: set[str] = set()  # tensors whose sums are shared among threads already
+        self.private: set[str] = set()  # tensors that are copies made to accumulate in
 
     @property
     def spec(self) -> Spec:

@@ -130,7 +130,7 @@ class _Lowering:
         """Emit the axes of ``op`` from ``depth`` on."""
         local = self._local(op, region, tails, names)
         if depth == len(local.axes):
-            return self._statement(op, local, frame, mains)
+            return self._statement(op, local, frame, mains, tails)
         axis = local.axes[depth]
         split = next((s for s in local.stage.splits if s.outer == axis), None)
         if split and axis not in mains | tails and self._peels(op, local, split):
@@ -140,7 +140,33 @@ class _Lowering:
             if not whole:
                 blocks += self._axis(op, frame, region, mains, tails | {axis}, dict(names), depth)
             return blocks
+        ragged = f"{axis}#"
+        if ragged not in mains | tails and len(self._ragged(local, mains, tails, depth)) == 1:
+            blocks = self._axis(op, frame, region, mains | {ragged}, tails, dict(names), depth)
+            return blocks + self._axis(op, frame, region, mains, tails | {ragged}, dict(names), depth)
         return self._loop(op, frame, region, mains, tails, names, depth, local)
+
+    def _ragged(self, local: Local, mains: frozenset[str], tails: frozenset[str], depth: int) -> list[tuple[Constraint, Affine]]:
+        """Constraints that hold for whole tiles of later lanes and copies, but not for the last: with the last whole tile's number.
+
+        They stem from dims of the op that were split where the factor does not divide the extent.
+        """
+        axis, later = local.axes[depth], local.axes[depth + 1 :]
+        var = local.vars[axis]
+        inner = {local.vars[a]: (0, local.extents[a].const - 1) for a in later if local.stage.kind(a) in ("unroll", "vector") and local.extents[a].is_constant}
+        found: list[tuple[Constraint, Affine]] = []
+        for c in self._active(local, mains, tails):
+            a = c.expr.coefficient(Dim(var))
+            hidden = c.expr.dims() & set(inner)
+            if a >= 0 or not hidden or c.equality or _needs_guard(c) or c.expr.dims() & {local.vars[x] for x in later} != hidden:
+                continue
+            rest = c.expr - Affine.dim(var) * a
+            least = Affine(rest.const)
+            for atom, k in rest.terms:
+                name = atom.name if isinstance(atom, Dim) else ""
+                least = least + (min(k * inner[name][0], k * inner[name][1]) if name in hidden else Affine.of(atom) * k)
+            found.append((c, least // -a))
+        return found
 
     def _peels(self, op: Op, local: Local, split: Split) -> bool:
         """Whether full tiles can be told apart: the axis is bounded by its extent alone, and the tile lies inside."""
@@ -160,7 +186,7 @@ class _Lowering:
         axis = local.axes[depth]
         names[axis] = self._fresh(axis, self.names)
         local = self._local(op, region, tails, names)
-        constraints = self._active(local, mains)
+        constraints = self._active(local, mains, tails)
         var = local.vars[axis]
         later = {local.vars[a] for a in local.axes[depth + 1 :]}
         low, high = _bounds(var, constraints, later, {**local.ranges(), **frame.ranges}, frame)
@@ -171,8 +197,8 @@ class _Lowering:
         body = self._inside(op, inner, region, mains, tails, names, depth, local)
         return (Loop(var, low, high, kind if kind != "parallel" or not frame.open else "serial", body),)
 
-    def _active(self, local: Local, mains: frozenset[str]) -> tuple[Constraint, ...]:
-        """Drop what full tiles satisfy: for these, the outer axis stops at the last full tile."""
+    def _active(self, local: Local, mains: frozenset[str], tails: frozenset[str]) -> tuple[Constraint, ...]:
+        """Drop what whole tiles satisfy: for these, the outer axis stops at the last whole tile."""
         out = list(local.constraints)
         for s in local.stage.splits:
             if s.outer not in mains:
@@ -188,6 +214,15 @@ class _Lowering:
             ceil = (size + s.factor - 1) // s.factor
             out = [c for c in out if c.expr not in met]
             out = [Constraint(full - 1 - outer) if c.expr == ceil - 1 - outer else c for c in out]
+        for depth, axis in enumerate(local.axes):
+            if f"{axis}#" in mains | tails:
+                bare = frozenset(m for m in mains if m != f"{axis}#"), frozenset(t for t in tails if t != f"{axis}#")
+                edge = self._ragged(local, *bare, depth)
+                v = Affine.dim(local.vars[axis])
+                if f"{axis}#" in mains:
+                    out = [c for c in out if all(c != e for e, _ in edge)] + [Constraint(last - v) for _, last in edge]
+                elif len(edge) == 1:
+                    out = [*out, Constraint(v - edge[0][1] - 1)]
         return tuple(out)
 
     def _open(self, frame: Frame, var: str, low: tuple[Affine, ...], high: tuple[Affine, ...]) -> Frame:
@@ -279,7 +314,7 @@ class _Lowering:
         raise ScheduleError(f"{local.stage.op}: a producer stands at the axis {axis!r}, which is not there; it has {', '.join(local.axes)}")
 
     # ---- statements
-    def _statement(self, op: Op, local: Local, frame: Frame, mains: frozenset[str]) -> Block:
+    def _statement(self, op: Op, local: Local, frame: Frame, mains: frozenset[str], tails: frozenset[str]) -> Block:
         def access(tensor: str, index: tuple[Affine, ...]) -> tuple[str, tuple[Affine, ...]]:
             if tensor in frame.scratch:
                 tile = frame.scratch[tensor]
@@ -296,7 +331,7 @@ class _Lowering:
         value = map_scalar(substitute_dims(op.body, dims), leaf)
         target, index = access(op.target, tuple(e.substitute(dims) for e in op.index))
         assign = Assign(op.name, tuple(dims[d] for d in op.dims), target, index, value, op.reduce)
-        left = [c for c in self._active(local, mains) if _needs_guard(c) and not _holds(c, frame.ranges)]
+        left = [c for c in self._active(local, mains, tails) if _needs_guard(c) and not _holds(c, frame.ranges)]
         return (Guard(tuple(left), (assign,)),) if left else (assign,)
 
 

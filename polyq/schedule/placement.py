@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from polyq.affine import dtypes
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint
@@ -33,6 +35,17 @@ def schedule_plain(draft: Draft, op: Op, free: frozenset[str] | None = None) -> 
     if dim is not None and dim in free and dim not in bound and lanes > 1 and size_of(op.extent(dim)) >= 2 and not in_place:
         axes = _lanes(draft, op, dim, lanes, axes)
     _threads(draft, op.name, axes, frozenset(a for a in axes if a.rstrip("bv") in free or a in free), in_place and dim)
+    _store_past_cache(draft, op)
+
+
+def _store_past_cache(draft: Draft, op: Op) -> None:
+    """A result larger than the last cache that nothing reads again is not worth its place there."""
+    t = draft.spec.tensor(op.target)
+    size = prod(size_of(e) for e in t.extents) * dtypes.info(t.dtype).bits // 8
+    known = all(e.is_constant for e in t.extents)
+    if op.reduce is None and known and size >= draft.target.l3 // 2 and not draft.spec.readers(t.name):
+        draft.do("stream", tensor=t.name)
+        draft.note(f"{t.name}: its {size} bytes are stored past the cache")
 
 
 def _widest(draft: Draft, op: Op) -> str:
@@ -265,8 +278,8 @@ def _split_lanes(draft: Draft, op: Op, tile: Tile) -> list[str]:
         draft.do("split_dim", op=name, dim=f"{k}w", factor=tile.fields, outer=lane, inner=step)
         _pack_partners(draft, name, tile, block, lane, step)
     else:
-        chains = CHAINS if not tile.unroll and size_of(op.extent(k)) >= CHAINS * tile.lanes else 1
-        chains = max(chains, tile.vectors)
+        long = op.extent(k).is_constant and op.extent(k).const >= CHAINS * tile.lanes
+        chains = max(CHAINS if long and not tile.unroll else 1, tile.vectors)
         draft.do("split_dim", op=name, dim=k, factor=tile.lanes * chains, outer=block, inner=f"{k}w")
         draft.do("split_dim", op=name, dim=f"{k}w", factor=tile.lanes, outer=step, inner=lane)
         keep = [step, lane]
