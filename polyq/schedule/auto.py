@@ -16,10 +16,11 @@ from polyq.affine.expr import FloorDiv
 from polyq.affine.rewrite import inlinable
 from polyq.affine.scalar import Apply, walk
 from polyq.affine.spec import Op, Spec
+from polyq.schedule.cores import schedule_core
 from polyq.schedule.draft import Draft, plain_dim, size_of, work_of
 from polyq.schedule.groups import Group, group_of
 from polyq.schedule.legality import is_carried
-from polyq.schedule.placement import schedule_core, schedule_plain, schedule_rows
+from polyq.schedule.rows import schedule_plain, schedule_rows
 from polyq.schedule.schedule import Schedule
 from polyq.schedule.target import Target
 
@@ -55,7 +56,10 @@ def _checked(made: Schedule) -> Schedule:
     certificate = made.certificate()
     if certificate.ok:
         return made
-    text = f"the automatic schedule of {made.spec.name} was refused by its certificate; the plain order runs instead: {certificate}"
+    text = (
+        f"the automatic schedule of {made.spec.name} was refused by its certificate; "
+        f"the plain order runs instead: {certificate}"
+    )
     warnings.warn(text, RuntimeWarning, stacklevel=3)
     return Schedule(made.spec, made.numerics, made.target, (), (text,))
 
@@ -78,9 +82,14 @@ def inline_producers(draft: Draft) -> None:
         costly = sum(isinstance(n, Apply) and n.fn in _COSTLY for n in walk(writer.body))
         if factor <= 1 or not costly:
             draft.do("inline", tensor=tensor)
-            draft.note(f"{tensor}: computed where it is read, {factor:g} times a cell; storing it would move {cells} cells twice")
+            draft.note(
+                f"{tensor}: computed where it is read, {factor:g} times a cell; "
+                f"storing it would move {cells} cells twice"
+            )
         else:
-            draft.note(f"{tensor}: kept, since each cell is read {factor:g} times and costs {costly} divisions or functions")
+            draft.note(
+                f"{tensor}: kept, since each cell is read {factor:g} times and costs {costly} divisions or functions"
+            )
 
 
 def separate_groups(draft: Draft) -> None:
@@ -111,7 +120,11 @@ def _schedule_result(draft: Draft, op: Op, handled: set[str]) -> set[str]:
         draft.do("accumulate", tensor=op.target)
         draft.private |= {t.name for t in draft.spec.all_tensors} - before
     root = draft.spec.writers(op.target)[-1]
-    if not _simple((root,)) or len(draft.spec.writers(op.target)) > 1 or any(r.tensor == root.target for r in root.reads):
+    if (
+        not _simple((root,))
+        or len(draft.spec.writers(op.target)) > 1
+        or any(r.tensor == root.target for r in root.reads)
+    ):
         _plain(draft, op.target)
         return {o.name for o in draft.spec.writers(op.target)}
     free = frozenset(t.name for t in draft.spec.temporaries) - {o.target for o in draft.spec.ops if o.name in handled}
@@ -124,7 +137,13 @@ def _divide_sum(draft: Draft, tensor: str) -> None:
     """A long reduction to few cells is divided among threads: each sums a part, then the parts are combined."""
     for op in draft.spec.writers(tensor):
         exact = not is_float(draft.spec.tensor(tensor).dtype) or op.reduce in ("min", "max")
-        if op.reduce is None or op.where or tensor in draft.divided or draft.target.cores < 2 or not (exact or draft.relaxed):
+        if (
+            op.reduce is None
+            or op.where
+            or tensor in draft.divided
+            or draft.target.cores < 2
+            or not (exact or draft.relaxed)
+        ):
             continue
         cells = work_of(op) // max(1, prod(size_of(op.extent(d)) for d in op.reduced))
         long = [d for d in op.dims if d in op.reduced and op.extent(d).is_constant]
@@ -139,7 +158,9 @@ def _divide_sum(draft: Draft, tensor: str) -> None:
         before = {t.name for t in draft.spec.all_tensors}
         draft.do("partial_sums", op=op.name, keep=(f"{dim}p",))
         draft.divided |= {tensor, *({t.name for t in draft.spec.all_tensors} - before)}
-        draft.note(f"{tensor}: {size_of(op.extent(dim)) // chunk} partial results along {dim}, so that threads share the work")
+        draft.note(
+            f"{tensor}: {size_of(op.extent(dim)) // chunk} partial results along {dim}, so that threads share the work"
+        )
 
 
 def _simple(writers: tuple[Op, ...]) -> bool:

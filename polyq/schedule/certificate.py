@@ -28,6 +28,7 @@ from polyq.schedule.witness import Violation, mark
 
 __all__ = ["OPERATIONS", "Certificate", "Check", "certify"]
 
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One property: ``violation`` is ``None`` where it was proven, ``seconds`` is how long that took."""
@@ -107,9 +108,7 @@ def certify(spec: Spec, nest: LoopNest, numerics: str = "reassoc") -> Certificat
     return Certificate(spec, nest, numerics, tuple(checks))
 
 
-def _searches(
-    spec: Spec, program: Program, numerics: str
-) -> Iterator[tuple[str, Callable[[], Iterator[Violation]]]]:
+def _searches(spec: Spec, program: Program, numerics: str) -> Iterator[tuple[str, Callable[[], Iterator[Violation]]]]:
     """Yield the checks, cheap ones first; the flow is computed inside the check that needs it first."""
     yield "bodies", partial(_bodies, spec, program)
     yield "bounds", partial(out_of_bounds, spec, program)

@@ -37,9 +37,9 @@ class Draft:
         """Whether float sums may be reordered."""
         return self.numerics != "strict"
 
-    def do(self, transform: str, **arguments: Any) -> None:  # noqa: ANN401 - the arguments of any transform
+    def do(self, transform: str, **arguments: Any) -> None:
         """Apply one transform."""
-        directive = Directive(transform, tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in arguments.items()))
+        directive = Directive(transform, tuple(arguments.items()))
         self.plan = directive.apply(self.plan)
         self.directives.append(directive)
 

@@ -1,7 +1,7 @@
 """Groups: which ops share one nest.
 
 A group has a root, an assignment that walks over a result, and members that are computed inside it. A member's level is
-the set of the root's dims that its tensor's subscripts are, in every reader: for a fixed point of the level just one part
+the set of the root's dims that its tensor's subscripts are, in every reader: at a fixed point of the level just one part
 of the tensor is needed, so computing it there repeats nothing (the flow relation, composed with the level's loops, is
 single-valued). Levels have to nest; what does not becomes a root of its own.
 """
@@ -90,8 +90,12 @@ def _member(spec: Spec, tensor: str, root: Op, maps: dict[str, dict[str, str]], 
         return None
     aligned: list[tuple[str, tuple[tuple[str, str], ...]]] = []
     for op in writers:
-        pairs = {own: d for e, d in zip(op.index, follows, strict=True) if d is not None and (own := plain_dim(e)) is not None}
-        if set(pairs.values()) != level or any(op.extent(o) != root.extent(d) for o, d in pairs.items()):
+        pairs = {
+            own: d
+            for e, d in zip(op.index, follows, strict=True)
+            if d is not None and (own := plain_dim(e)) is not None
+        }
+        if frozenset(pairs.values()) != level or any(op.extent(o) != root.extent(d) for o, d in pairs.items()):
             return None
         if any(r.tensor == tensor for r in op.reads):
             return None

@@ -26,7 +26,7 @@ from polyq.schedule.witness import Instance, Violation, instance_of, mark
 
 __all__ = [
     "CONCURRENT", "OPERATIONS", "Dependence", "Instance", "Violation", "carried", "check_order", "dependences",
-    "is_carried", "out_of_bounds", "races",] # fmt: skip
+    "is_carried", "out_of_bounds", "races",]  # fmt: skip
 
 CONCURRENT = ("parallel", "vector")
 

@@ -8,41 +8,23 @@ for unrolled axes, a masked vector for vector axes), so that the full tile's ext
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from polyq.affine.errors import ScheduleError
-from polyq.affine.expr import Affine, Constraint, Dim, FloorDiv
+from polyq.affine.expr import Affine, Constraint, Dim
 from polyq.affine.scalar import Const, Index, Load, Scalar, map_scalar, substitute_dims
-from polyq.affine.sets import Domain
 from polyq.affine.spec import Op
+from polyq.schedule.frame import Frame, Placed, holds, loop_bounds, needs_guard
 from polyq.schedule.loopnest import Assign, Block, Buffer, Guard, Loop, LoopNest, Scope
 from polyq.schedule.naive import tensor_buffers
 from polyq.schedule.regions import Box, Reader, Region, box_of, need_constant, region_of
 from polyq.schedule.stages import Plan, Split, Stage, extents, values
+from polyq.schedule.tidy import tidy
 
 __all__ = ["SCRATCH_BUDGET", "lower"]
 
 #: bytes of scratch that one thread may use
 SCRATCH_BUDGET = 16 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """What is open around a stage: loop variables in order, their constraints and ranges, and scratch in use."""
-
-    open: tuple[str, ...] = ()
-    constraints: tuple[Constraint, ...] = ()
-    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    scratch: Mapping[str, Placed] = field(default_factory=dict[str, "Placed"])
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A tensor in scratch: the buffer, where the tile begins in the tensor, and the dims that the buffer keeps."""
-
-    buffer: str
-    base: tuple[Affine, ...]
-    kept: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +42,10 @@ class Local:
 
     def ranges(self) -> dict[str, tuple[int, int] | None]:
         """Return the inclusive range of every loop variable of the stage, where it is a number."""
-        return {v: (0, self.extents[a].const - 1) if self.extents[a].is_constant and a not in self.first else None for a, v in self.vars.items()}
+        return {
+            v: (0, self.extents[a].const - 1) if self.extents[a].is_constant and a not in self.first else None
+            for a, v in self.vars.items()
+        }
 
 
 def lower(plan: Plan) -> LoopNest:
@@ -82,7 +67,7 @@ class _Lowering:
             if self.stages[op.name].at is None:
                 body += self._stage(op, Frame(), Region(tuple(Affine(0) for _ in op.dims), op.extents))
         buffers = tuple(b for b in tensor_buffers(self.spec) if b.name not in self.local_tensors)
-        return LoopNest(self.spec.name, self.spec.params, buffers, _tidy(tuple(body), {}))
+        return LoopNest(self.spec.name, self.spec.params, buffers, tidy(tuple(body), {}))
 
     # ---- one stage
     def _fresh(self, stem: str, taken: set[str]) -> str:
@@ -125,7 +110,14 @@ class _Lowering:
         return self._axis(op, frame, region, frozenset(), frozenset(), {}, 0)
 
     def _axis(
-        self, op: Op, frame: Frame, region: Region, mains: frozenset[str], tails: frozenset[str], names: dict[str, str], depth: int
+        self,
+        op: Op,
+        frame: Frame,
+        region: Region,
+        mains: frozenset[str],
+        tails: frozenset[str],
+        names: dict[str, str],
+        depth: int,
     ) -> Block:
         """Emit the axes of ``op`` from ``depth`` on."""
         local = self._local(op, region, tails, names)
@@ -134,7 +126,10 @@ class _Lowering:
         axis = local.axes[depth]
         split = next((s for s in local.stage.splits if s.outer == axis), None)
         if split and axis not in mains | tails and self._peels(op, local, split):
-            whole = _whole(local.stage, split.axis, local.extents) == (_whole(local.stage, split.axis, local.extents) // split.factor) * split.factor
+            whole = (
+                _whole(local.stage, split.axis, local.extents)
+                == (_whole(local.stage, split.axis, local.extents) // split.factor) * split.factor
+            )
             whole = whole and _whole(local.stage, split.axis, local.extents) == local.extents[split.axis]
             blocks = self._axis(op, frame, region, mains | {axis}, tails, dict(names), depth)
             if not whole:
@@ -146,19 +141,31 @@ class _Lowering:
             return blocks + self._axis(op, frame, region, mains, tails | {ragged}, dict(names), depth)
         return self._loop(op, frame, region, mains, tails, names, depth, local)
 
-    def _ragged(self, local: Local, mains: frozenset[str], tails: frozenset[str], depth: int) -> list[tuple[Constraint, Affine]]:
-        """Constraints that hold for whole tiles of later lanes and copies, but not for the last: with the last whole tile's number.
+    def _ragged(
+        self, local: Local, mains: frozenset[str], tails: frozenset[str], depth: int
+    ) -> list[tuple[Constraint, Affine]]:
+        """Constraints that hold for whole tiles of later lanes and copies but not for the last, with the last whole tile.
 
         They stem from dims of the op that were split where the factor does not divide the extent.
         """
         axis, later = local.axes[depth], local.axes[depth + 1 :]
         var = local.vars[axis]
-        inner = {local.vars[a]: (0, local.extents[a].const - 1) for a in later if local.stage.kind(a) in ("unroll", "vector") and local.extents[a].is_constant}
+        inner = {
+            local.vars[a]: (0, local.extents[a].const - 1)
+            for a in later
+            if local.stage.kind(a) in ("unroll", "vector") and local.extents[a].is_constant
+        }
         found: list[tuple[Constraint, Affine]] = []
         for c in self._active(local, mains, tails):
             a = c.expr.coefficient(Dim(var))
             hidden = c.expr.dims() & set(inner)
-            if a >= 0 or not hidden or c.equality or _needs_guard(c) or c.expr.dims() & {local.vars[x] for x in later} != hidden:
+            if (
+                a >= 0
+                or not hidden
+                or c.equality
+                or needs_guard(c)
+                or c.expr.dims() & {local.vars[x] for x in later} != hidden
+            ):
                 continue
             rest = c.expr - Affine.dim(var) * a
             least = Affine(rest.const)
@@ -171,7 +178,10 @@ class _Lowering:
     def _peels(self, op: Op, local: Local, split: Split) -> bool:
         """Whether full tiles can be told apart: the axis is bounded by its extent alone, and the tile lies inside."""
         order = local.stage.order
-        if local.stage.kind(split.inner) not in ("unroll", "vector") or split.inner not in order[order.index(split.outer) :]:
+        if (
+            local.stage.kind(split.inner) not in ("unroll", "vector")
+            or split.inner not in order[order.index(split.outer) :]
+        ):
             return False
         root = split.axis
         while (parent := local.stage.split_of(root)) is not None:
@@ -181,7 +191,15 @@ class _Lowering:
         return not any(root in c.expr.dims() for c in op.where)
 
     def _loop(
-        self, op: Op, frame: Frame, region: Region, mains: frozenset[str], tails: frozenset[str], names: dict[str, str], depth: int, local: Local
+        self,
+        op: Op,
+        frame: Frame,
+        region: Region,
+        mains: frozenset[str],
+        tails: frozenset[str],
+        names: dict[str, str],
+        depth: int,
+        local: Local,
     ) -> Block:
         axis = local.axes[depth]
         names[axis] = self._fresh(axis, self.names)
@@ -189,7 +207,10 @@ class _Lowering:
         constraints = self._active(local, mains, tails)
         var = local.vars[axis]
         later = {local.vars[a] for a in local.axes[depth + 1 :]}
-        low, high = _bounds(var, constraints, later, {**local.ranges(), **frame.ranges}, frame)
+        low, high = loop_bounds(var, constraints, later, {**local.ranges(), **frame.ranges}, frame)
+        gaps = ((h - lo).bounds(frame.ranges) for h in high for lo in low)
+        if any(gap is not None and gap[1] <= 0 for gap in gaps):
+            return ()  # a remainder that never has an iteration
         kind = local.stage.kind(axis)
         if kind == "vector" and local.extents[axis] not in high:  # the width stays in sight where fewer lanes live
             high = (local.extents[axis], *high)
@@ -237,7 +258,15 @@ class _Lowering:
 
     # ---- producers
     def _inside(
-        self, op: Op, frame: Frame, region: Region, mains: frozenset[str], tails: frozenset[str], names: dict[str, str], depth: int, local: Local
+        self,
+        op: Op,
+        frame: Frame,
+        region: Region,
+        mains: frozenset[str],
+        tails: frozenset[str],
+        names: dict[str, str],
+        depth: int,
+        local: Local,
     ) -> Block:
         """Emit what stands in one iteration: scratch, producers placed here, then the next axis."""
         axis = self._original_axis(local, depth)
@@ -287,7 +316,13 @@ class _Lowering:
         return regions, boxes
 
     def _collect(
-        self, op: Op, local: Local, opened: tuple[str, ...], ranges: Mapping[str, tuple[int, int]], regions: dict[str, Region], boxes: dict[str, Box]
+        self,
+        op: Op,
+        local: Local,
+        opened: tuple[str, ...],
+        ranges: Mapping[str, tuple[int, int]],
+        regions: dict[str, Region],
+        boxes: dict[str, Box],
     ) -> list[Reader]:
         """Walk the producers under ``op`` backwards, so that every reader's region is known before what it reads."""
         readers = [_reader(op, local)]
@@ -311,7 +346,10 @@ class _Lowering:
             out.append(local.vars[a])
             if axis in self._original_axis(local, position):
                 return tuple(out)
-        raise ScheduleError(f"{local.stage.op}: a producer stands at the axis {axis!r}, which is not there; it has {', '.join(local.axes)}")
+        raise ScheduleError(
+            f"{local.stage.op}: a producer stands at the axis {axis!r}, which is not there; "
+            f"it has {', '.join(local.axes)}"
+        )
 
     # ---- statements
     def _statement(self, op: Op, local: Local, frame: Frame, mains: frozenset[str], tails: frozenset[str]) -> Block:
@@ -331,39 +369,8 @@ class _Lowering:
         value = map_scalar(substitute_dims(op.body, dims), leaf)
         target, index = access(op.target, tuple(e.substitute(dims) for e in op.index))
         assign = Assign(op.name, tuple(dims[d] for d in op.dims), target, index, value, op.reduce)
-        left = [c for c in self._active(local, mains, tails) if _needs_guard(c) and not _holds(c, frame.ranges)]
+        left = [c for c in self._active(local, mains, tails) if needs_guard(c) and not holds(c, frame.ranges)]
         return (Guard(tuple(left), (assign,)),) if left else (assign,)
-
-
-def _tidy(block: Block, known: Mapping[str, Affine]) -> Block:
-    """Replace loops of exactly one iteration by their body, and drop those of none."""
-    out: list[Loop | Guard | Scope | Assign] = []
-    for node in block:
-        match node:
-            case Loop(var, lower, upper, kind, body):
-                low = tuple(e.substitute(known) for e in lower)
-                high = tuple(e.substitute(known) for e in upper)
-                if any((gap := (h - lo)).is_constant and gap.const <= 0 for h in high for lo in low):
-                    continue
-                if len(low) == len(high) == 1 and high[0] - low[0] == Affine(1):
-                    out += _tidy(body, {**known, var: low[0]})
-                else:
-                    out.append(Loop(var, low, high, kind, _tidy(body, known)))
-            case Guard(constraints, body):
-                out.append(Guard(tuple(c.substitute(known) for c in constraints), _tidy(body, known)))
-            case Scope(buffers, body):
-                out.append(Scope(buffers, _tidy(body, known)))
-            case Assign():
-                out.append(_rebound(node, known))
-    return tuple(out)
-
-
-def _rebound(node: Assign, known: Mapping[str, Affine]) -> Assign:
-    if not known:
-        return node
-    instance = tuple(e.substitute(known) for e in node.instance)
-    index = tuple(e.substitute(known) for e in node.index)
-    return replace(node, instance=instance, index=index, value=substitute_dims(node.value, dict(known)))
 
 
 def _reader(op: Op, local: Local) -> Reader:
@@ -384,78 +391,3 @@ def _whole(stage: Stage, axis: str, size: Mapping[str, Affine]) -> Affine:
 def _span(var: str, first: Affine, size: Affine) -> tuple[Constraint, Constraint]:
     v = Affine.dim(var)
     return Constraint(v - first), Constraint(size - 1 - v)
-
-
-def _holds(c: Constraint, ranges: Mapping[str, tuple[int, int]]) -> bool:
-    bounds = c.expr.bounds(ranges)
-    return bounds is not None and (bounds == (0, 0) if c.equality else bounds[0] >= 0)
-
-
-def _needs_guard(c: Constraint) -> bool:
-    """Whether loop bounds cannot express the constraint: a loop variable stands inside a floor."""
-    return any(isinstance(a, FloorDiv) and a.numerator.dims() for a, _ in c.expr.terms)
-
-
-def _bounds(
-    var: str, constraints: tuple[Constraint, ...], later: set[str], ranges: Mapping[str, tuple[int, int] | None], frame: Frame
-) -> tuple[tuple[Affine, ...], tuple[Affine, ...]]:
-    """Return the lower and upper (exclusive) bounds of ``var``; variables of later loops are relaxed to their ranges."""
-    lows: list[Affine] = []
-    highs: list[Affine] = []
-    for c in constraints:
-        for expr in (c.expr, -c.expr) if c.equality else (c.expr,):
-            a = expr.coefficient(Dim(var))
-            relaxed = None if a == 0 or _needs_guard(Constraint(expr)) else _relax(expr, later, ranges)
-            if relaxed is None:
-                continue
-            rest = relaxed - Affine.dim(var) * a
-            if a > 0:
-                lows.append((rest * -1 + (a - 1)) // a)
-            else:
-                highs.append(rest // -a + 1)
-    known = {v: r for v, r in ranges.items() if r is not None} | dict(frame.ranges)
-    below, above = _strongest(lows, known, 1), _strongest(highs, known, -1)
-    if len(below) + len(above) > 2:
-        return _needed(var, below, above, frame)
-    return below, above
-
-
-def _needed(var: str, lows: tuple[Affine, ...], highs: tuple[Affine, ...], frame: Frame) -> tuple[tuple[Affine, ...], tuple[Affine, ...]]:
-    """Drop bounds that the open loops and the other bounds imply: intervals do not see parameters, isl does."""
-    v = Affine.dim(var)
-    bounds = [Constraint(v - e) for e in lows] + [Constraint(e - 1 - v) for e in highs]
-    for c in sorted(bounds, key=lambda c: -len(str(c))):
-        others = [b for b in bounds if b != c]
-        if Domain.make((*frame.open, var), (*frame.constraints, *others)).implies(c):
-            bounds = others
-    return tuple(e for e in lows if Constraint(v - e) in bounds), tuple(e for e in highs if Constraint(e - 1 - v) in bounds)
-
-
-def _relax(expr: Affine, later: set[str], ranges: Mapping[str, tuple[int, int] | None]) -> Affine | None:
-    """Replace variables of later loops by what makes ``expr`` largest; ``None`` if one is unbounded."""
-    total = Affine(expr.const)
-    for atom, c in expr.terms:
-        if isinstance(atom, Dim) and atom.name in later:
-            span = ranges.get(atom.name)
-            if span is None and c > 0:
-                return None
-            total = total + c * ((span[1] if c > 0 else span[0]) if span is not None else 0)
-        else:
-            total = total + Affine.of(atom) * c
-    return total
-
-
-def _strongest(bounds: list[Affine], ranges: Mapping[str, tuple[int, int]], sign: int) -> tuple[Affine, ...]:
-    """Drop bounds that another one implies."""
-    kept: list[Affine] = []
-    for e in dict.fromkeys(bounds):
-        if any(_no_weaker(k, e, ranges, sign) for k in kept):
-            continue
-        kept = [k for k in kept if not _no_weaker(e, k, ranges, sign)] + [e]
-    return tuple(kept)
-
-
-def _no_weaker(a: Affine, b: Affine, ranges: Mapping[str, tuple[int, int]], sign: int) -> bool:
-    """Whether the bound ``a`` implies ``b``: ``a >= b`` for lower bounds (sign 1), ``a <= b`` for upper ones."""
-    gap = ((a - b) * sign).bounds(ranges)
-    return gap is not None and gap[0] >= 0

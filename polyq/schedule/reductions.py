@@ -61,9 +61,7 @@ class _Component:
     def instance(self, position: int, loops: dict[str, int], params: dict[str, int]) -> Instance:
         return instance_of(self.spec, self.statement(position), loops, params)
 
-    def violation(
-        self, text: str, instances: tuple[Instance, ...], params: dict[str, int], position: int
-    ) -> Violation:
+    def violation(self, text: str, instances: tuple[Instance, ...], params: dict[str, int], position: int) -> Violation:
         nest = mark(self.program.nest, statement=position + 1)
         return Violation("reduction", f"{self.op}: {text}", instances, tuple(params.items()), nest=nest)
 

@@ -40,7 +40,8 @@ class Tile:
         unrolled = ", ".join(f"{d} by {n}" for d, n in self.unroll) or "nothing else"
         kind = "partial sums along" if self.reduced else "lanes along"
         more = f", {self.fields} fields a lane" if self.fields > 1 else ""
-        return f"{kind} {self.dim} ({self.vectors} x {self.lanes}{more}), unroll {unrolled}: {self.cost:.2f} loads a multiply-add"
+        shape = f"{self.vectors} x {self.lanes}{more}"
+        return f"{kind} {self.dim} ({shape}), unroll {unrolled}: {self.cost:.2f} loads a multiply-add"
 
 
 def stride(load: Load, dim: str) -> int | None:
@@ -100,7 +101,7 @@ def _tiles(draft: Draft, op: Op, dim: str, reduced: bool, lanes: int, others: li
 
 
 def _live(op: Op, dim: str, vectors: int, unroll: tuple[tuple[str, int], ...]) -> int:
-    """Vector registers in use at once: the sums, the operands that vary along the lanes, and one that is spread or passes."""
+    """Vector registers in use at once: sums, operands that vary along the lanes, and one that is spread or passes."""
     held: list[int] = []
     for load in dict.fromkeys(op.reads):
         if stride(load, dim) != 0:
@@ -116,7 +117,11 @@ def _unrolls(op: Op, dims: tuple[str, ...], budget: int) -> list[tuple[tuple[str
         size = size_of(op.extent(d))
         known = op.extent(d).is_constant
         # a symbolic extent may be 1: what is left over a tile runs one by one, so these tiles stay small
-        sizes = [n for n in (2, 3, 4, 6, 8) if n <= size and (n <= SYMBOLIC_UNROLL if not known else size % n == 0 or size >= 4 * n)]
+        sizes = [
+            n
+            for n in (2, 3, 4, 6, 8)
+            if n <= size and (n <= SYMBOLIC_UNROLL if not known else size % n == 0 or size >= 4 * n)
+        ]
         if known and size <= 8:
             sizes.append(size)
         choices = [(*c, (d, n)) for c in choices for n in sorted(set(sizes))]
@@ -163,7 +168,7 @@ def _reused(op: Op, load: Load) -> bool:
 
 
 def _steady(op: Op, used: set[str]) -> int:
-    """Iterations of the innermost reduced dims over which an operand does not change: it is read once for all of them."""
+    """Iterations of the innermost reduced dims over which an operand stays the same: it is read once for them all."""
     times = 1
     for d in reversed([d for d in op.dims if d in op.reduced]):
         if d in used:
@@ -173,11 +178,16 @@ def _steady(op: Op, used: set[str]) -> int:
 
 
 def packable(op: Op, load: Load, dim: str) -> bool:
-    """Whether a panel of the operand, lanes along ``dim``, is read often enough to pay for copying it into that order."""
+    """Whether a panel of the operand, lanes along ``dim``, is read often enough to pay for a copy in that order."""
     used = {d for e in load.index for d in e.dims()}
     plain = all(plain_dim(e) is not None for e in load.index) and len(used) == len(load.index) > 1
     others = used - {dim}
-    if not plain or dim not in used or not others <= set(op.reduced) or not all(op.extent(d).is_constant for d in others):
+    if (
+        not plain
+        or dim not in used
+        or not others <= set(op.reduced)
+        or not all(op.extent(d).is_constant for d in others)
+    ):
         return False
     again = 1
     for d in op.dims:

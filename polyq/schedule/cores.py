@@ -1,0 +1,179 @@
+"""A reduction over all dims of its root: the root is tiled for it, and members are computed one tile at a time."""
+
+from __future__ import annotations
+
+from polyq.affine import dtypes
+from polyq.affine.scalar import Load
+from polyq.affine.spec import Op
+from polyq.schedule.axes import share_among_threads
+from polyq.schedule.draft import Draft, plain_dim, size_of, work_of
+from polyq.schedule.groups import Group, Member, is_contraction
+from polyq.schedule.sums import arrange, distribute, hoist, pack_panel, panels_of, sum_in_lanes
+from polyq.schedule.tiles import Tile, choose_tile
+
+__all__ = ["schedule_core"]
+
+
+def schedule_core(draft: Draft, root: Op, group: Group) -> None:
+    """Tile the root for the heaviest reduction; all members are computed for one tile at a time."""
+    member, main = _heaviest(draft, root, group)
+    extra = distribute(draft, main.name)
+    main = draft.spec.op(main.name)
+    tile = choose_tile(draft, main)
+    if tile is None:
+        _scalar_core(draft, root, group, extra)
+        return
+    follows = member.dims(main.name)
+    panels = panels_of(draft, main, tile)
+    at, lane_axis = _tile_root(draft, root, main, tile, follows, bool(panels))
+    draft.note(f"{main.target}: {tile}")
+    secondary = [n for m in group.members for n in m.ops if n != main.name] + extra
+    parts = sum_in_lanes(draft, main, tile) if tile.reduced else hoist(draft, main.name)
+    _place_core(draft, root, at, [*parts, main.name], tile, follows)
+    for name in secondary:
+        _place_secondary(draft, root, at, name, tile, lane_axis, main)
+    for load in panels:
+        pack_panel(draft, root, load, tile, follows, [*parts, main.name])
+    _hints(draft, [*parts, main.name])
+
+
+def _heaviest(draft: Draft, root: Op, group: Group) -> tuple[Member, Op]:
+    pairs = [
+        (m, draft.spec.op(o))
+        for m in group.members
+        for o in m.ops
+        if draft.spec.op(o).reduce is not None and m.level == frozenset(root.dims)
+    ]
+    return max(pairs, key=lambda p: (is_contraction(p[1]), work_of(p[1])))
+
+
+def _tile_root(
+    draft: Draft, root: Op, main: Op, tile: Tile, follows: dict[str, str], panels: bool
+) -> tuple[str, str | None]:
+    """Split the root's dims; return the axis inside which members stand, and the axis of the root's lanes."""
+    unroll = {follows[d]: n for d, n in tile.unroll}
+    lanes_dim = None if tile.reduced else follows[tile.dim]
+    weight = {
+        follows[d]: sum(work_of_load(draft, r) for r in main.reads if any(d in e.dims() for e in r.index))
+        for d in main.dims
+        if d in follows
+    }
+    outer: list[str] = []
+    inner: list[str] = []
+    lane_axis: str | None = None
+    if panels and lanes_dim is not None:  # a panel serves all tiles inside its loop
+        everywhere = {
+            d
+            for d in follows.values()
+            if all(any(own in e.dims() for e in r.index) for r in main.reads for own in [_own(follows, d)])
+        }
+        weight = {d: 2 if d in everywhere and d != lanes_dim else int(d == lanes_dim) for d in root.dims}
+    for d in sorted(root.dims, key=lambda d: -weight.get(d, 0)):
+        if d == lanes_dim:
+            draft.do("split", op=root.name, axis=d, factor=tile.lanes, outer=f"{d}b", inner=f"{d}v")
+            draft.do("mark", op=root.name, axis=f"{d}v", kind="vector")
+            draft.do("split", op=root.name, axis=f"{d}b", factor=tile.vectors, outer=f"{d}o", inner=f"{d}u")
+            draft.do("mark", op=root.name, axis=f"{d}u", kind="unroll")
+            outer.append(f"{d}o")
+            inner.append(f"{d}u")
+            lane_axis = f"{d}v"
+        elif d in unroll:
+            draft.do("split", op=root.name, axis=d, factor=unroll[d], outer=f"{d}o", inner=f"{d}i")
+            draft.do("mark", op=root.name, axis=f"{d}i", kind="unroll")
+            outer.append(f"{d}o")
+            inner.append(f"{d}i")
+        else:
+            outer.append(d)
+    draft.order(root.name, [*outer, *inner, *([lane_axis] if lane_axis else [])])
+    share_among_threads(draft, root.name, outer, frozenset(outer))
+    return outer[-1], lane_axis
+
+
+def _own(follows: dict[str, str], dim: str) -> str:
+    """The dim of the reduction that follows ``dim`` of the root."""
+    return next(own for own, d in follows.items() if d == dim)
+
+
+def work_of_load(draft: Draft, load: Load) -> int:
+    """Return the cells of the tensor that a load reads from."""
+    total = 1
+    for e in draft.spec.tensor(load.tensor).extents:
+        total *= size_of(e)
+    return total
+
+
+def _place_core(draft: Draft, root: Op, at: str, names: list[str], tile: Tile, follows: dict[str, str]) -> None:
+    """Put the main reduction and its parts inside the tile; an inner sum stands inside the loop that uses it."""
+    for name in names:
+        host, axis = _host(draft, root, at, name, names)
+        draft.do("fuse", producer=name, into=host, at=axis)
+        arrange(draft, name, tile)
+
+
+def _host(draft: Draft, root: Op, at: str, name: str, names: list[str]) -> tuple[str, str]:
+    """An inner sum that keeps reduced dims of its reader stands at the innermost of these; all else at the tile."""
+    target = draft.spec.op(name).target
+    for reader in names:
+        op = draft.spec.op(reader)
+        if op.target != target and any(r.tensor == target for r in op.reads):
+            outer = [
+                d for d in op.reduced if any(d in e.dims() for r in op.reads if r.tensor == target for e in r.index)
+            ]
+            serial = [d for d in outer if draft.plan.stage(reader).kind(d) == "serial" and not d.endswith(("l", "u"))]
+            if serial:
+                return reader, serial[-1]
+    return root.name, at
+
+
+def _place_secondary(draft: Draft, root: Op, at: str, name: str, tile: Tile, lane_axis: str | None, main: Op) -> None:
+    """Fills, epilogues and small sums of the same tile."""
+    op = draft.spec.op(name)
+    parts: list[str] = []
+    own: Tile | None = (
+        None if tile.reduced else Tile(_lane_dim(op, main, tile), False, tile.lanes, tile.vectors, (), 1, 0)
+    )
+    if op.reduce is not None and tile.reduced:
+        own = choose_tile(draft, op)
+        if own is not None and own.reduced:
+            own = Tile(own.dim, True, own.lanes, 1, tile.unroll, 1, own.cost)
+            parts = sum_in_lanes(draft, op, own)
+        else:
+            own = None
+    for part in [*parts, name]:
+        draft.do("fuse", producer=part, into=root.name, at=at)
+        arrange(draft, part, own if own is not None else Tile("", True, tile.lanes, 1, (), 1, 0))
+
+
+def _lane_dim(op: Op, main: Op, tile: Tile) -> str:
+    """The dim of ``op`` at the place where the main reduction's lanes are."""
+    position = next(i for i, e in enumerate(main.index) if plain_dim(e) == tile.dim)
+    return (plain_dim(op.index[position]) or "") if position < len(op.index) and op.target == main.target else tile.dim
+
+
+def _scalar_core(draft: Draft, root: Op, group: Group, extra: list[str]) -> None:
+    """No lanes: members stand inside the root's innermost axis."""
+    draft.order(root.name, list(root.dims))
+    share_among_threads(draft, root.name, list(root.dims), frozenset(root.dims))
+    for name in [*(n for m in group.members for n in m.ops), *extra]:
+        if root.dims:
+            draft.do("fuse", producer=name, into=root.name, at=root.dims[-1])
+
+
+def _hints(draft: Draft, names: list[str]) -> None:
+    """Ask early for the operand that is streamed: the largest input of the tile's sums, if it is no cache's."""
+    inputs: dict[str, int] = {}
+    for op in map(draft.spec.op, names):
+        for r in op.reads:
+            again = [
+                size_of(op.extent(d))
+                for d in op.dims
+                if op.extent(d).is_constant and all(d not in e.dims() for e in r.index)
+            ]
+            if r.tensor in draft.spec.input_names and max(again, default=1) < 8:
+                inputs[r.tensor] = work_of_load(draft, r) * dtypes.info(r.dtype).bits // 8
+    if not inputs:
+        return
+    tensor = max(inputs, key=lambda t: inputs[t])
+    if inputs[tensor] >= draft.target.l2:
+        draft.do("prefetch", tensor=tensor, ahead=1024)
+        draft.note(f"{tensor}: {inputs[tensor]} bytes are streamed; lines are asked for 1024 bytes ahead")

@@ -1,0 +1,91 @@
+"""Groups without a tiled reduction: single assignments, and results with members at outer levels."""
+
+from __future__ import annotations
+
+from math import prod
+
+from polyq.affine import dtypes
+from polyq.affine.spec import Op
+from polyq.schedule.axes import share_among_threads, split_lanes, widest_dtype
+from polyq.schedule.draft import Draft, plain_dim, size_of
+from polyq.schedule.groups import Group, Member
+from polyq.schedule.sums import arrange, sum_in_lanes
+from polyq.schedule.tiles import choose_tile
+
+__all__ = ["schedule_plain", "schedule_rows"]
+
+
+def schedule_plain(draft: Draft, op: Op, free: frozenset[str] | None = None) -> None:
+    """Lanes along the dim that the result stores contiguously, threads along an outer one.
+
+    ``free`` are the dims that carry no dependence (all, by default).
+    """
+    free = frozenset(op.dims) if free is None else free
+    axes = list(op.dims)
+    lanes = draft.target.lanes(widest_dtype(draft, op))
+    bound = {d for c in op.where for d in c.expr.dims()}
+    dim = plain_dim(op.index[-1]) if op.index else None
+    in_place = dtypes.info(draft.spec.tensor(op.target).dtype).packed
+    if (
+        dim is not None
+        and dim in free
+        and dim not in bound
+        and lanes > 1
+        and size_of(op.extent(dim)) >= 2
+        and not in_place
+    ):
+        axes = split_lanes(draft, op, dim, lanes, axes)
+    share_among_threads(
+        draft, op.name, axes, frozenset(a for a in axes if a.rstrip("bv") in free or a in free), in_place and dim
+    )
+    _store_past_cache(draft, op)
+
+
+def _store_past_cache(draft: Draft, op: Op) -> None:
+    """A result larger than the last cache that nothing reads again is not worth its place there."""
+    t = draft.spec.tensor(op.target)
+    size = prod(size_of(e) for e in t.extents) * dtypes.info(t.dtype).bits // 8
+    known = all(e.is_constant for e in t.extents)
+    if op.reduce is None and known and size >= draft.target.l3 // 2 and not draft.spec.readers(t.name):
+        draft.do("stream", tensor=t.name)
+        draft.note(f"{t.name}: its {size} bytes are stored past the cache")
+
+
+def schedule_rows(draft: Draft, root: Op, group: Group) -> None:
+    """Members are computed once for each point of their level; the rest of the root follows."""
+    depth = {d: -sum(d in m.level for m in group.members) for d in root.dims}
+    order = sorted(root.dims, key=lambda d: depth[d])
+    axes = list(order)
+    lanes = draft.target.lanes(widest_dtype(draft, root))
+    inner = [d for d in order if not depth[d]]
+    dim = plain_dim(root.index[-1])
+    if dim in inner and lanes > 1 and size_of(root.extent(dim)) >= 2:
+        draft.order(root.name, axes)
+        axes = split_lanes(draft, root, dim, lanes, axes)
+    else:
+        draft.order(root.name, axes)
+    outer = [d for d in order if depth[d]]
+    share_among_threads(draft, root.name, outer, frozenset(outer))
+    for member in group.members:
+        at = [d for d in order if d in member.level][-1]
+        for name in member.ops:
+            _row_member(draft, name, member, root.name, at)
+
+
+def _row_member(draft: Draft, name: str, member: Member, host: str, at: str) -> None:
+    op = draft.spec.op(name)
+    if op.reduce is None:
+        draft.do("fuse", producer=name, into=host, at=at)
+        local = [d for d in op.dims if d not in member.dims(name)]
+        dim = plain_dim(op.index[-1]) if op.index else None
+        lanes = draft.target.lanes(widest_dtype(draft, op))
+        if dim in local and lanes > 1:
+            split_lanes(draft, op, dim, lanes, list(op.dims))
+        return
+    tile = choose_tile(draft, op)
+    made = sum_in_lanes(draft, op, tile) if tile is not None and tile.reduced else []
+    for part in [*made, name]:
+        draft.do("fuse", producer=part, into=host, at=at)
+        arrange(draft, part, tile if made else None)
+    if tile is not None and not tile.reduced and tile.dim not in member.dims(name):
+        split_lanes(draft, op, tile.dim, tile.lanes, list(op.dims))

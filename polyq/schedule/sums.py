@@ -1,0 +1,203 @@
+"""How a reduction is prepared for its tile: partial sums in lanes, factors moved out, operands in a fitting order."""
+
+from __future__ import annotations
+
+from polyq.affine import dtypes
+from polyq.affine.errors import ScheduleError
+from polyq.affine.expr import Affine, Constraint
+from polyq.affine.scalar import Load
+from polyq.affine.spec import Op
+from polyq.affine.sums import dims_of, hoistable, monomials
+from polyq.schedule.axes import share_among_threads
+from polyq.schedule.draft import Draft, plain_dim, size_of
+from polyq.schedule.tiles import Tile, packable
+
+#: unrolled copies of lanes for a reduction that has no other independent sums: they hide the latency of an addition
+CHAINS = 4
+
+__all__ = ["arrange", "distribute", "hoist", "pack_panel", "panels_of", "sum_in_lanes"]
+
+
+def distribute(draft: Draft, name: str) -> list[str]:
+    """Split a sum of products where one term's inner sum lacks a dim of the result: it is computed once."""
+    op = draft.spec.op(name)
+    terms = monomials(op.body) if op.reduce == "+" and draft.relaxed else None
+    if terms is None or len(terms) < 2 or (op.where and not draft.relaxed):
+        return []
+    inner = inner_dims(op)
+    result = {d for e in op.index for d in e.dims()}
+    parts = [frozenset(d for f in t.factors if dims_of(f) & set(inner) for d in dims_of(f)) & result for t in terms]
+    if not inner or all(p == parts[0] for p in parts):
+        return []
+    before = {o.name for o in draft.spec.ops}
+    draft.do("distribute", op=name)
+    extra = [o.name for o in draft.spec.ops if o.name not in before]
+    for other in extra:
+        draft.do("factor", op=other, inner=tuple(inner))
+    draft.note(f"{name}: split into {len(terms)} sums, since an inner sum over {', '.join(inner)} serves many results")
+    return extra
+
+
+def inner_dims(op: Op) -> list[str]:
+    """The longest run of innermost reduced dims over which some factor is constant while another varies."""
+    reduced = [d for d in op.dims if d in op.reduced]
+    terms = monomials(op.body) or ()
+    for start in range(len(reduced)):
+        inner = set(reduced[start:])
+        size = 1
+        for d in inner:
+            size *= size_of(op.extent(d))
+        varying = all(any(dims_of(f) & inner for f in t.factors) for t in terms)
+        steady = any(is_read(f) and not dims_of(f) & inner for t in terms for f in t.factors)
+        if size >= 8 and varying and steady:
+            return reduced[start:]
+    return []
+
+
+def is_read(f: object) -> bool:
+    """Whether a factor is read from memory (constants move for free)."""
+    return bool(getattr(f, "index", None)) or bool(getattr(f, "args", None)) or hasattr(f, "arg")
+
+
+def hoist(draft: Draft, name: str) -> list[str]:
+    """Move what is constant over the innermost reduced dims out of their sum; return the new ops."""
+    op = draft.spec.op(name)
+    inner = inner_dims(op) if draft.relaxed and op.reduce == "+" else []
+    if not inner or not hoistable(op, inner):
+        return []
+    before = {o.name for o in draft.spec.ops}
+    draft.do("factor", op=name, inner=tuple(inner))
+    draft.note(f"{name}: factors that are constant over {', '.join(inner)} leave the inner sum")
+    return [o.name for o in draft.spec.ops if o.name not in before]
+
+
+def sum_in_lanes(draft: Draft, op: Op, tile: Tile) -> list[str]:
+    """Give a reduction partial sums along the tile's lanes; return the ops that compute them."""
+    before = {o.name for o in draft.spec.ops}
+    k, name = tile.dim, op.name
+    block, lane, step = f"{k}b", f"{k}l", f"{k}u"
+    keep = [lane]
+    if tile.fields > 1:
+        draft.do("split_dim", op=name, dim=k, factor=tile.lanes * tile.fields, outer=block, inner=f"{k}w")
+        draft.do("split_dim", op=name, dim=f"{k}w", factor=tile.fields, outer=lane, inner=step)
+        pack_partners(draft, name, tile, block, lane, step)
+    else:
+        long = op.extent(k).is_constant and op.extent(k).const >= CHAINS * tile.lanes
+        chains = max(CHAINS if long and not tile.unroll else 1, tile.vectors)
+        draft.do("split_dim", op=name, dim=k, factor=tile.lanes * chains, outer=block, inner=f"{k}w")
+        draft.do("split_dim", op=name, dim=f"{k}w", factor=tile.lanes, outer=step, inner=lane)
+        keep = [step, lane]
+    draft.do("partial_sums", op=name, keep=tuple(keep))
+    part = next(o.name for o in draft.spec.ops if o.name not in before and o.reduce is not None)
+    hoist(draft, part)
+    return [o.name for o in draft.spec.ops if o.name not in before and not draft.plan.stage(o.name).kinds]
+
+
+def pack_partners(draft: Draft, name: str, tile: Tile, block: str, lane: str, step: str) -> None:
+    """Copy what is multiplied with fields of words into the order in which the fields come."""
+    op = draft.spec.op(name)
+    word = tile.lanes * tile.fields
+    copies: list[str] = []
+    for tensor in dict.fromkeys(r.tensor for r in op.reads):
+        load = next(r for r in op.reads if r.tensor == tensor)
+        if dtypes.info(load.dtype).bits < 16 or not any({block, lane, step} & e.dims() for e in load.index):
+            continue
+        t = draft.spec.tensor(tensor)
+        last = len(t.shape) - 1
+        dims = (*(f"e{i}" for i in range(last)), "b", "f", "v")
+        e = Affine.dim(f"e{last}")
+        source = (
+            *(Affine.dim(f"e{i}") for i in range(last)),
+            Affine.dim("b") * word + Affine.dim("v") * tile.fields + Affine.dim("f"),
+        )
+        place = (*(Affine.dim(f"e{i}") for i in range(last)), e // word, e % tile.fields, (e % word) // tile.fields)
+        shape = (*t.extents[:last], (t.extents[last] + word - 1) // word, Affine(tile.fields), Affine(tile.lanes))
+        where = () if t.extents[last] % word == Affine(0) else (Constraint(t.extents[last] - 1 - source[-1]),)
+        before = {o.name for o in draft.spec.ops}
+        draft.do(
+            "copy_of", tensor=tensor, readers=(name,), shape=shape, dims=dims, source=source, place=place, where=where
+        )
+        copy = next(o.name for o in draft.spec.ops if o.name not in before)
+        draft.do("mark", op=copy, axis="v", kind="vector")
+        draft.do("mark", op=copy, axis="f", kind="unroll")
+        share_among_threads(draft, copy, list(dims[:-3]), frozenset(dims[:-3]))
+        copies.append(copy)
+        draft.note(f"{tensor}: copied once into the order in which fields of {tile.lanes} words meet it")
+    codes = [r for r in draft.spec.op(name).reads if dtypes.info(r.dtype).bits < 16]
+    if len(copies) == 1 and len(codes) == 1 and codes[0].dtype[0] == "u" and draft.spec.op(name).reduce == "+":
+        point = draft.save()
+        try:
+            draft.do("scale_fields", op=name, codes=codes[0].tensor, packed=copies[0], dim=step, fields=tile.fields)
+            draft.note(
+                f"{codes[0].tensor}: fields are converted where they lie in a word; the power of two goes into the copy"
+            )
+        except ScheduleError:
+            draft.restore(point)
+
+
+def panels_of(draft: Draft, main: Op, tile: Tile) -> list[Load]:
+    """Operands that each tile of lanes walks with a large stride and that other dims of the result use again."""
+    if tile.reduced:
+        return []
+    found: list[Load] = []
+    width = tile.lanes * tile.vectors
+    for load in dict.fromkeys(main.reads):
+        if not packable(main, load, tile.dim):
+            continue
+        cells = width
+        for d in {d for e in load.index for d in e.dims()} - {tile.dim}:
+            cells *= size_of(main.extent(d))
+        contiguous = plain_dim(load.index[-1]) == tile.dim and size_of(main.extent(tile.dim)) < 4 * width
+        if not contiguous and cells * max(dtypes.info(load.dtype).bits // 8, 1) <= draft.target.l2 // 2:
+            found.append(load)
+    return found
+
+
+def pack_panel(draft: Draft, root: Op, load: Load, tile: Tile, follows: dict[str, str], readers: list[str]) -> None:
+    """Copy the panel that one tile of lanes needs into scratch, lanes contiguous."""
+    reader = next(n for n in readers if any(r.tensor == load.tensor for r in draft.spec.op(n).reads))
+    t = draft.spec.tensor(load.tensor)
+    at = next(k for k, e in enumerate(load.index) if plain_dim(e) == tile.dim)
+    positions = [k for k in range(len(t.shape)) if k != at] + [at]
+    dims = tuple(f"e{k}" for k in positions)
+    before = {o.name for o in draft.spec.ops}
+    draft.do(
+        "copy_of", tensor=load.tensor, readers=(reader,), shape=tuple(t.extents[k] for k in positions), dims=dims,
+        source=tuple(Affine.dim(f"e{k}") for k in range(len(t.shape))), place=tuple(Affine.dim(d) for d in dims),
+    )  # fmt: skip
+    copy = next(o.name for o in draft.spec.ops if o.name not in before)
+    draft.do("fuse", producer=copy, into=root.name, at=f"{follows[tile.dim]}o")
+    lane = dims[-1]
+    draft.do("split", op=copy, axis=lane, factor=tile.lanes, outer=f"{lane}b", inner=f"{lane}v")
+    draft.do("mark", op=copy, axis=f"{lane}v", kind="vector")
+    draft.do("mark", op=copy, axis=f"{lane}b", kind="unroll")
+    draft.note(
+        f"{load.tensor}: the panel of a tile is copied into scratch, since its rows lie apart and are read again"
+    )
+
+
+def arrange(draft: Draft, name: str, tile: Tile | None) -> None:
+    """Order a member's axes: reduced dims outside, then what is unrolled, the lanes inside."""
+    op = draft.spec.op(name)
+    lane = None
+    axes = list(op.dims)
+    if tile is not None and tile.reduced:
+        lane = f"{tile.dim}l" if f"{tile.dim}l" in axes else None
+    elif tile is not None and tile.dim in axes:
+        draft.do("split", op=name, axis=tile.dim, factor=tile.lanes, outer=f"{tile.dim}b", inner=f"{tile.dim}v")
+        axes[axes.index(tile.dim)] = f"{tile.dim}b"
+        lane = f"{tile.dim}v"
+        axes.append(lane)
+    step = f"{tile.dim}u" if tile is not None else None
+    folds = lane is not None and lane in op.reduced
+    serial = [a for a in axes if a in op.reduced and a not in (lane, step)]
+    result = [a for a in axes if a not in op.reduced and a not in (lane, step)]
+    middle = [a for a in axes if a == step]
+    spread = tile is not None and tile.fields == 1 and step in op.reduced and not folds
+    order = [*serial, *middle, *result] if spread else [*serial, *result, *middle]
+    draft.order(name, [*order, *([lane] if lane else [])])
+    for a in [*result, *middle]:
+        if tile is not None:
+            draft.do("mark", op=name, axis=a, kind="unroll")
+    if lane is not None:
+        draft.do("mark", op=name, axis=lane, kind="unroll" if folds else "vector")
