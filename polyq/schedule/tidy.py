@@ -24,12 +24,14 @@ def tidy(block: Block, known: Mapping[str, Affine]) -> Block:
                     continue
                 if len(low) == len(high) == 1 and high[0] - low[0] == Affine(1):
                     out += tidy(body, {**known, var: low[0]})
-                else:
-                    out.append(Loop(var, low, high, kind, tidy(body, known)))
+                elif inner := tidy(body, known):
+                    out.append(Loop(var, low, high, kind, inner))
             case Guard(constraints, body):
-                out.append(Guard(tuple(c.substitute(known) for c in constraints), tidy(body, known)))
+                if inner := tidy(body, known):
+                    out.append(Guard(tuple(c.substitute(known) for c in constraints), inner))
             case Scope(buffers, body):
-                out.append(Scope(buffers, tidy(body, known)))
+                if inner := tidy(body, known):
+                    out.append(Scope(buffers, inner))
             case Assign():
                 out.append(_rebound(node, known))
     return tuple(out)
