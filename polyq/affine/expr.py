@@ -42,11 +42,16 @@ Atom = Union[Dim, Param, FloorDiv]
 AffineLike = Union["Affine", Dim, Param, FloorDiv, int]
 
 
-@lru_cache(maxsize=1 << 16)
-def _key(atom: Atom) -> tuple[int, str]:
+def _key(term: tuple[Atom, int]) -> tuple[int, str]:
+    atom = term[0]
     if isinstance(atom, FloorDiv):
-        return 2, f"{atom.numerator}//{atom.divisor}"
+        return 2, _floor_key(atom)
     return (0 if isinstance(atom, Dim) else 1), atom.name
+
+
+@lru_cache(maxsize=1 << 16)
+def _floor_key(atom: FloorDiv) -> str:
+    return f"{atom.numerator}//{atom.divisor}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,9 @@ class Affine:
         sums: dict[Atom, int] = {}
         for atom, coefficient in terms:
             sums[atom] = sums.get(atom, 0) + coefficient
-        kept = sorted(((a, c) for a, c in sums.items() if c), key=lambda t: _key(t[0]))
+        kept = [term for term in sums.items() if term[1]]
+        if len(kept) > 1:
+            kept.sort(key=_key)
         return Affine(const, tuple(kept))
 
     # ---- arithmetic
@@ -96,6 +103,8 @@ class Affine:
         o = Affine.of(other)
         if not o.terms:
             return Affine(self.const + o.const, self.terms)
+        if not self.terms:
+            return Affine(self.const + o.const, o.terms)
         return Affine.build(self.const + o.const, self.terms + o.terms)
 
     __radd__ = __add__
@@ -104,7 +113,10 @@ class Affine:
         return self * -1
 
     def __sub__(self, other: AffineLike) -> Affine:
-        return self + Affine.of(other) * -1
+        o = Affine.of(other)
+        if not o.terms:
+            return Affine(self.const - o.const, self.terms)
+        return Affine.build(self.const - o.const, (*self.terms, *((a, -c) for a, c in o.terms)))
 
     def __rsub__(self, other: AffineLike) -> Affine:
         return Affine.of(other) - self

@@ -58,6 +58,7 @@ class _Lowering:
         self.plan, self.spec = plan, plan.spec
         self.names = {*plan.spec.params, *(t.name for t in plan.spec.all_tensors)}
         self.stages = {s.op: s for s in plan.stages}
+        self.domains = {op.name: op.domain for op in plan.spec.ops}
         self.local_tensors: set[str] = set()
         self.buffers: set[str] = {t.name for t in plan.spec.all_tensors}
 
@@ -103,7 +104,7 @@ class _Lowering:
         for s in stage.splits:
             if s.outer not in singles and size[s.axis] % s.factor != Affine(0):
                 constraints.append(Constraint(size[s.axis] - 1 - value[s.axis]))
-        constraints += [c.substitute(dims) for c in (*op.domain, *region.constraints)]
+        constraints += [c.substitute(dims) for c in (*self.domains[op.name], *region.constraints)]
         return Local(stage, axes, loop, dims, tuple(dict.fromkeys(constraints)), size, first, value)
 
     def _stage(self, op: Op, frame: Frame, region: Region) -> Block:
