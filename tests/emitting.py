@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def step(transform: str, **arguments: Any) -> Step:
     return lambda lanes: [directive(transform, **arguments)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """A spec and how it is scheduled; with ``ulps`` results may differ by that many units in the last place."""
 
@@ -68,8 +69,7 @@ class Case:
     prefetch: dict[str, int] = field(default_factory=dict)
 
     def spec(self) -> polyq.Spec:
-        spec = polyq.parse(self.text, **self.tensors)
-        return spec if self.change is None else self.change(spec)
+        return _spec(self)
 
     def plan(self, lanes: int) -> Plan:
         plan = Plan.of(self.spec())
@@ -77,6 +77,12 @@ class Case:
             for d in made(lanes):
                 plan = d.apply(plan)
         return plan
+
+
+@lru_cache(maxsize=512)
+def _spec(case: Case) -> polyq.Spec:
+    spec = polyq.parse(case.text, **case.tensors)
+    return case.change(spec) if case.change is not None else spec
 
 
 @dataclass(frozen=True)
@@ -156,15 +162,13 @@ def guarded(content: np.ndarray, at_end: bool, align: int = 1) -> np.ndarray:
 class Runtime:
     """The functions that a kernel is given: threads in turn, memory against guard pages."""
 
-    def __init__(self, at_end: bool) -> None:
+    def __init__(self, at_end: bool, threads: int = 1) -> None:
         body = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
         run = ctypes.CFUNCTYPE(None, body, ctypes.c_void_p, ctypes.c_int)
         memory = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)
         self.held: list[np.ndarray] = []
-        self.threads: list[int] = []
 
-        def run_all(function: Any, argument: int, threads: int) -> None:
-            self.threads.append(threads)
+        def run_all(function: Any, argument: int, _: int) -> None:  # small work too is divided here
             for thread in range(threads):
                 function(argument, thread, threads)
 
@@ -185,7 +189,7 @@ def call(library: ctypes.CDLL, built: Built, inputs: dict[str, np.ndarray], thre
         shape = storage_shape(tensor, params)
         raw = inputs[name] if name in inputs else np.full(shape, 0xA5, np.uint8).astype(numpy_dtype(tensor.dtype))
         buffers.append(guarded(np.asarray(raw, order="C"), at_end))
-    runtime = Runtime(at_end)
+    runtime = Runtime(at_end, threads)
     pointers = (ctypes.c_void_p * len(buffers))(*[b.ctypes.data for b in buffers])
     values = (ctypes.c_int64 * max(1, len(built.module.params)))(*[params[p] for p in built.module.params])
     status = getattr(library, built.module.entry)(runtime.table, pointers, values, threads)

@@ -93,6 +93,9 @@ def _to_register(run: Run, assign: Assign, lanes: Lanes | None, storage: Registe
     if kind == "mask" and lane is not None:
         new = Value(f"-{new.within(UNARY)}", kind, 1, UNARY)
     text = "{0}" if name in run.undeclared and storage.lanes and _is_zero(assign.value) else new.text
+    if new.text.startswith(f"{cell.text} {assign.reduce} ") and new.rank in (SUM, PRODUCT):
+        run.say(f"{cell.text} {assign.reduce}= {value.within(new.rank - 1)};")
+        return
     run.say(f"{run.declared(name)}{cell.text} = {text};")
 
 
