@@ -3,9 +3,9 @@
 An identity of rational functions with rational coefficients holds at every point of a large prime field where no
 divisor vanishes; an equation that is no identity fails at a random point but for a chance of its degree in
 :data:`PRIME`. So values here stand for exact values: loads are random elements, sums and products are those of the
-field, and every function without an algebraic law is an unknown function, the same wherever it occurs. Minimum and
-maximum follow a random order of the elements, in which the infinities (of integers: the ends of their range) come last
-and first.
+field, and every function without an algebraic law is an unknown function, the same wherever it occurs. A condition is
+an element ``c``, and ``select(c, a, b)`` is ``c*a + (1 - c)*b``. A minimum or maximum is an unknown function of the set
+of its arguments (:class:`Extremes`), without its neutral element: an infinity or, of integers, an end of their range.
 
 A value is an ``int64`` array of shape ``(POINTS, n)``: element by element, at independent random points.
 """
@@ -27,13 +27,13 @@ from numpy.typing import NDArray
 from polyq.affine.dtypes import info, is_float, is_int, value_range
 from polyq.affine.scalar import Apply, Cast, Const
 
-__all__ = ["POINTS", "PRIME", "apply", "cast", "const", "fold", "integers", "invert", "symbols"]
+__all__ = ["POINTS", "PRIME", "Extremes", "apply", "cast", "const", "fold", "integers", "invert", "scale", "symbols"]
 
 Array = NDArray[np.int64]
 
 #: the field; two of its elements multiply within an ``int64``, and 2 has a large order (Mersenne primes: a small one)
 PRIME = 2147483629
-#: independent random points
+#: independent random points (values are told apart by both)
 POINTS = 2
 
 
@@ -73,7 +73,7 @@ def invert(x: Array) -> Array:
     return result
 
 
-# ---- literals and order
+# ---- literals
 def _ends(dtype: str) -> tuple[Array, Array]:
     """Return the elements that stand for the least and the greatest value of ``dtype``, of shape ``(POINTS, 1)``."""
     if info(dtype).kind in "ub":
@@ -97,24 +97,13 @@ def const(node: Const) -> Array:
     return np.full((POINTS, 1), element, np.int64)
 
 
-def _rank(x: Array, dtype: str) -> Array:
-    """Return the places of elements in the random order of ``dtype``."""
-    if info(dtype).kind in "ub":
-        return x
-    least, greatest = _ends(dtype)
-    factor = _reduced((PRIME - 1) * invert(_reduced(greatest - least)))
-    return _reduced(_reduced(x - least) * factor)
-
-
 # ---- nodes
 def cast(node: Cast, x: Array) -> Array:
     """Convert: exact values stay; a conversion that may lose more than a rounding is an unknown function."""
     source, to = node.arg.dtype, node.dtype
     if source == to or is_float(to):
         return x
-    if to == "bool":
-        return (x != 0).astype(np.int64)
-    if not is_float(source):
+    if not is_float(source) and to != "bool":
         (low, high), (least, greatest) = value_range(source), value_range(to)
         if least <= low and high <= greatest:
             return x
@@ -122,44 +111,34 @@ def cast(node: Cast, x: Array) -> Array:
 
 
 def apply(node: Apply, args: Sequence[Array]) -> Array:
-    """Apply a function of :data:`polyq.affine.scalar.FUNCTIONS` or ``select``."""
-    fn, dtype = node.fn, node.args[-1].dtype
+    """Apply a function of :data:`polyq.affine.scalar.FUNCTIONS` or ``select``, but for min and max."""
     a, b = args[0], args[-1]
-    match fn:
+    match node.fn:
         case "add":
             return _reduced(a + b)
         case "sub":
             return _reduced(a - b)
-        case "mul":
+        case "mul" | "and":
             return _reduced(a * b)
         case "div":
             return _reduced(a * invert(b))
         case "neg":
             return _reduced(-a)
-        case "min" | "max":
-            return _extreme(fn, a, b, dtype)
-        case "lt" | "le" | "gt" | "ge" | "eq" | "ne":
-            return _COMPARE[fn](_rank(a, dtype), _rank(b, dtype)).astype(np.int64)
-        case "and":
-            return a & b
+        case "lt" | "gt":
+            return symbols("less", *((a, b) if node.fn == "lt" else (b, a)))
+        case "ge" | "le":
+            return _reduced(1 - symbols("less", *((a, b) if node.fn == "ge" else (b, a))))
+        case "eq" | "ne":
+            equal = symbols("equal", _reduced(a + b), _reduced(a * b))
+            return equal if node.fn == "eq" else _reduced(1 - equal)
         case "or":
-            return a | b
+            return _reduced(a + b - _reduced(a * b))
         case "not":
-            return 1 - a
+            return _reduced(1 - a)
         case "select":
-            return np.where(a != 0, args[1], b)
+            return _reduced(b + _reduced(a * _reduced(args[1] - b)))
         case _:
-            return symbols(f"{fn} {node.dtype}", *args)
-
-
-_COMPARE: dict[str, Any] = {
-    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal,
-}  # fmt: skip
-
-
-def _extreme(fn: str, a: Array, b: Array, dtype: str) -> Array:
-    first = _rank(a, dtype) < _rank(b, dtype)
-    return np.where(first if fn == "min" else ~first, a, b)
+            return symbols(f"{node.fn} {node.dtype}", *args)
 
 
 def scale(x: Array, exponent: Array) -> Array:
@@ -168,23 +147,68 @@ def scale(x: Array, exponent: Array) -> Array:
     return _reduced(x * np.array(powers, np.int64))
 
 
-def fold(reduce: str, dtype: str, start: Array, terms: Array, cell: NDArray[np.intp]) -> Array:
-    """Combine ``start`` (a value of each cell) with ``terms``, whose i-th element belongs to cell ``cell[i]``."""
+def fold(reduce: str, start: Array, terms: Array, cell: NDArray[np.intp]) -> Array:
+    """Add or multiply ``start`` (a value of each cell) and ``terms``; the i-th term belongs to cell ``cell[i]``."""
     count = np.bincount(cell, minlength=start.shape[1])
     order = np.argsort(cell, kind="stable")
     column = np.arange(len(cell)) - np.repeat(np.cumsum(count) - count, count)
-    neutral = {"+": Const(0, "i32"), "*": Const(1, "i32")}.get(reduce)
     width = int(count.max(initial=0))
-    fill = const(neutral)[..., None] if neutral else start[..., None]  # min and max do not mind a value twice
-    table = np.array(np.broadcast_to(fill, (*start.shape, width + 1)))
+    table: Array = np.full((*start.shape, width + 1), 0 if reduce == "+" else 1, np.int64)
     table[:, :, width] = start
     table[:, cell[order], column] = np.broadcast_to(terms, (POINTS, len(cell)))[:, order]
     if reduce == "+":
         return _reduced(table.sum(axis=2))
     while table.shape[2] > 1:
         half = (table.shape[2] + 1) // 2
-        a, b = table[:, :, : table.shape[2] - half], table[:, :, half:]
-        flat = a.reshape(POINTS, -1), b.reshape(POINTS, -1)
-        joined = _reduced(a * b) if reduce == "*" else _extreme(reduce, *flat, dtype).reshape(a.shape)
+        joined = _reduced(table[:, :, : table.shape[2] - half] * table[:, :, half:])
         table = np.concatenate([joined, table[:, :, table.shape[2] - half : half]], axis=2)
     return table[:, :, 0]
+
+
+class Extremes:
+    """Minima and maxima as unknown functions of sets: what their arguments were, so that nested ones are one set."""
+
+    def __init__(self) -> None:
+        self.members: dict[tuple[str, int], Array] = {}
+
+    def fold(self, fn: str, dtype: str, terms: Array, cell: NDArray[np.intp], count: int) -> Array:
+        """Return the extreme of each cell's ``terms``; the i-th belongs to cell ``cell[i]`` of ``count``."""
+        least, greatest = _ends(dtype)
+        neutral = least if fn == "max" else greatest
+        kept = (terms != neutral).any(axis=0)
+        terms, cell = self._flat(fn, terms[:, kept], cell[kept])
+        order = np.lexsort([_key(terms), cell])
+        terms, cell = terms[:, order], cell[order]
+        new = np.ones(len(cell), np.bool_)
+        new[1:] = (cell[1:] != cell[:-1]) | (terms[:, 1:] != terms[:, :-1]).any(axis=0)
+        terms, cell = terms[:, new], cell[new]
+        number = np.bincount(cell, minlength=count)
+        images = symbols(fn, terms)
+        sums = np.zeros((POINTS, count), np.int64)
+        for point in range(POINTS):
+            np.add.at(sums[point], cell, images[point])
+        result = np.where(number > 1, _reduced(sums), neutral)
+        alone = number[cell] == 1
+        result[:, cell[alone]] = terms[:, alone]
+        ends = np.cumsum(number)
+        for i in np.flatnonzero(number > 1).tolist():
+            key = int(result[0, i]) * PRIME + int(result[1, i])
+            self.members[fn, key] = terms[:, ends[i] - number[i] : ends[i]]
+        return result
+
+    def _flat(self, fn: str, terms: Array, cell: NDArray[np.intp]) -> tuple[Array, NDArray[np.intp]]:
+        """Replace terms that are extremes themselves by their arguments."""
+        if not any(name == fn for name, _ in self.members):
+            return terms, cell
+        inner = [(i, m) for i, k in enumerate(_key(terms).tolist()) if (m := self.members.get((fn, k))) is not None]
+        if not inner:
+            return terms, cell
+        rest = np.ones(len(cell), np.bool_)
+        rest[[i for i, _ in inner]] = False
+        parts = [np.full(m.shape[1], cell[i]) for i, m in inner]
+        return np.concatenate([terms[:, rest], *(m for _, m in inner)], axis=1), np.concatenate([cell[rest], *parts])
+
+
+def _key(terms: Array) -> Array:
+    """Return one number for each value, of both points."""
+    return terms[0] * PRIME + terms[1]

@@ -5,7 +5,7 @@ contribute to them, backwards from the cell, and evaluates both specs on them at
 (:mod:`polyq.affine.field`). Every load of an input is an unknown of its own there, so that equal results mean equal
 polynomials in the inputs: the same terms, each as often as before, with the same factors and signs. A reduction is
 always taken whole; only cells are sampled, corners first. Values that both specs compute by the same statements are
-unknowns too.
+unknowns too. That no instance writes outside of its tensor is not looked at: bounds are checked elsewhere.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ def _compare(
         if trial == len(TRIALS) - 1 and cells:
             break
         params = {name: size + (i if trial else 0) for i, name in enumerate(names_of_params)}
-        both = Evaluator(before, params, known[0], common), Evaluator(after, params, known[1], common)
+        extremes = field.Extremes()
+        first = Evaluator(before, params, known[0], common, extremes)
+        both = first, Evaluator(after, params, known[1], common, extremes)
         for name in names:
             try:
                 few = 1 if instances > 2 * ENOUGH else 3

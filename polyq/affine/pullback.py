@@ -7,6 +7,8 @@ contribute. Arithmetic is that of :mod:`polyq.affine.field`.
 
 from __future__ import annotations
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# numpy's stubs leave the results of indexing and tiling partly unknown
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -105,6 +107,7 @@ class Evaluator:
     params: Mapping[str, int]
     versions: Mapping[str, tuple[int, ...]]
     opaque: frozenset[int]
+    extremes: arithmetic.Extremes
     instances: int = 0
     steps: int = 0
     known: dict[tuple[str, int, bytes], Array] = field(default_factory=dict[tuple[str, int, bytes], Array])
@@ -149,8 +152,7 @@ class Evaluator:
         rows = self._rows(op, cells, count)
         terms = self.evaluate(op.body, rows, position)
         if op.reduce is not None:
-            start = self.read(op.target, cells, count, position)
-            return arithmetic.fold(op.reduce, self.dtypes[op.target], start, terms, rows.cell)
+            return self.fold(op, self.read(op.target, cells, count, position), terms, rows.cell)
         result = np.zeros((arithmetic.POINTS, count), np.int64)
         hit = np.zeros(count, np.bool_)
         hit[rows.cell] = True
@@ -159,6 +161,23 @@ class Evaluator:
         if len(missing):
             result[:, missing] = self.read(op.target, [c[missing] for c in cells], len(missing), position)
         return result
+
+    def fold(self, op: Op, start: Array, terms: Array, cell: NDArray[np.intp]) -> Array:
+        """Return what cells that hold ``start`` hold after the updates of a reduction."""
+        if op.reduce in ("+", "*"):
+            return arithmetic.fold(op.reduce, start, terms, cell)
+        count = start.shape[1]
+        both = np.concatenate([start, np.broadcast_to(terms, (arithmetic.POINTS, len(cell)))], axis=1)
+        places = np.concatenate([np.arange(count), cell])
+        return self.extremes.fold(op.reduce or "", self.dtypes[op.target], both, places, count)
+
+    def apply(self, node: Apply, args: Sequence[Array]) -> Array:
+        """Apply a function."""
+        if node.fn not in ("min", "max"):
+            return arithmetic.apply(node, args)
+        a, b = np.broadcast_arrays(*args)
+        both = np.tile(np.arange(a.shape[1]), 2)
+        return self.extremes.fold(node.fn, node.dtype, np.concatenate([a, b], axis=1), both, a.shape[1])
 
     def _rows(self, op: Op, cells: Columns, count: int) -> Rows:
         """Return all instances of ``op`` that write one of the cells."""
@@ -241,7 +260,7 @@ class Evaluator:
             case Apply("ldexp", (x, exponent), _):
                 return arithmetic.scale(self.evaluate(x, rows, position), self._exponent(exponent, rows))
             case Apply(_, args, _):
-                return arithmetic.apply(node, [self.evaluate(a, rows, position) for a in args])
+                return self.apply(node, [self.evaluate(a, rows, position) for a in args])
 
     def _exponent(self, node: Scalar, rows: Rows) -> Array:
         if isinstance(node, Index):
@@ -301,7 +320,7 @@ class _Run:
             where = e.cells(target, step)
             if op.reduce is not None:
                 before = self._now(where, end - start)
-                value = arithmetic.fold(op.reduce, target.dtype, before, value, np.arange(end - start))
+                value = e.fold(op, before, value, np.arange(end - start))
             for number, flat in enumerate(self._flat(where, end - start)):
                 self.written[flat] = value[:, number]
         return self._now(cells, count)
@@ -332,6 +351,6 @@ class _Run:
             case Cast(arg, _):
                 return arithmetic.cast(node, self._body(arg, rows))
             case Apply(fn, args, _) if fn != "ldexp":
-                return arithmetic.apply(node, [self._body(a, rows) for a in args])
+                return e.apply(node, [self._body(a, rows) for a in args])
             case _:
                 return e.evaluate(node, rows, self.position)

@@ -1,0 +1,194 @@
+"""Random directives on random specs: verdicts and witnesses against brute force, and kernels against the oracle."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from brute import Verdict, judge, lies
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from random_specs import RandomSpec, random_specs
+
+from polyq.affine.errors import ScheduleError
+from polyq.affine.spec import Op, Spec
+from polyq.schedule.legality import check_order
+from polyq.schedule.schedule import Directive, Schedule
+from polyq.schedule.stages import Plan
+
+Arguments = dict[str, object]
+OFTEN = ("reorder", "reorder", "fuse", "fuse", "fuse", "fuse", "fuse", "parallel", "vectorize")
+SELDOM = ("split", "tile", "unroll", "inline", "split_dim", "partial_sums", "factor", "distribute", "accumulate")
+#: instances of a spec that is run by hand, at most
+MOST_INSTANCES = 150
+
+CHUNKS = 4
+EXAMPLES = 45
+
+
+# ---- directives
+def directive(r: Random, plan: Plan) -> tuple[str, Arguments]:
+    """Return the name of a method of Schedule and arguments with names that are there."""
+    name = r.choice([*OFTEN, *OFTEN, *OFTEN, *SELDOM])
+    ops = plan.spec.ops
+    sums = [op for op in ops if op.reduce]
+    temporaries = {t.name for t in plan.spec.temporaries}
+    fit = {
+        "inline": [op for op in ops if op.target in temporaries],
+        "partial_sums": [op for op in sums if op.reduced],
+        "factor": [op for op in sums if op.reduce == "+" and op.reduced],
+        "distribute": [op for op in sums if op.reduce == "+"],
+    }.get(name, sums if sums and name in OFTEN and r.random() < 0.85 else ops)
+    if not fit:
+        return directive(r, plan)
+    if name in ("parallel", "vectorize"):
+        fit = [op for op in fit if op.reduced] or fit
+    op = r.choice(fit)
+    return name, _arguments(r, plan, name, op, plan.stage(op.name).order)
+
+
+def _arguments(r: Random, plan: Plan, name: str, op: Op, axes: tuple[str, ...]) -> Arguments:
+    if not axes and name not in ("inline", "accumulate", "distribute"):
+        return {}
+    match name:
+        case "split":
+            return {"op": op.name, "axis": r.choice(axes), "factor": r.choice([2, 3, 4])}
+        case "tile":
+            return {"op": op.name, "sizes": {a: r.choice([2, 3]) for a in r.sample(axes, min(2, len(axes)))}}
+        case "reorder":
+            return {"op": op.name, "axes": tuple(r.sample(axes, len(axes)))}
+        case "fuse":
+            readers = [o for o in plan.spec.ops if any(x.tensor == op.target for x in o.reads)]
+            into = r.choice(readers) if readers and r.random() < 0.7 else r.choice(plan.spec.ops)
+            at = plan.stage(into.name).order
+            return {"producer": op.name, "into": into.name, "at": r.choice(at)} if at else {}
+        case "vectorize" | "parallel" | "unroll":
+            lanes = {"lanes": r.choice([2, 4])} if name == "vectorize" and r.random() < 0.5 else {}
+            carried = [a for a in axes if a in op.reduced]
+            axis = r.choice(carried) if carried and name != "unroll" and r.random() < 0.7 else r.choice(axes)
+            return {"op": op.name, "axis": axis, **lanes}
+        case "split_dim":
+            return {"op": op.name, "dim": r.choice(op.dims), "factor": r.choice([2, 3])}
+        case "partial_sums" | "factor":
+            some = [d for d in op.reduced if r.random() < 0.5] or list(op.reduced[:1]) or [op.dims[0]]
+            return {"op": op.name, {"partial_sums": "keep", "factor": "inner"}[name]: tuple(some)}
+        case "distribute":
+            return {"op": op.name}
+        case _:
+            return {"tensor": op.target}
+
+
+def unchecked(schedule: Schedule, name: str, arguments: Arguments) -> Schedule:
+    """Return the schedule that a method would make, without its check."""
+
+    def add(made: Schedule, transform: str, **given: object) -> Schedule:
+        return made.then(Directive(transform, tuple(given.items())))
+
+    match name:
+        case "tile":
+            op, sizes = str(arguments["op"]), dict(arguments["sizes"])  # type: ignore[call-overload]
+            order = schedule.plan.stage(op).order
+            for axis, size in sizes.items():
+                schedule = add(schedule, "split", op=op, axis=axis, factor=size, outer=f"{axis}o", inner=f"{axis}i")
+            axes = (*(f"{a}o" if a in sizes else a for a in order), *(f"{a}i" for a in order if a in sizes))
+            return add(schedule, "reorder", op=op, axes=axes)
+        case "vectorize" if "lanes" in arguments:
+            op, axis, inner = arguments["op"], arguments["axis"], f"{arguments['axis']}v"
+            parts = {"op": op, "axis": axis, "factor": arguments["lanes"], "outer": f"{axis}b", "inner": inner}
+            return add(add(schedule, "split", **parts), "mark", op=op, axis=inner, kind="vector")
+        case "vectorize" | "parallel" | "unroll":
+            kind = "vector" if name == "vectorize" else name
+            return add(schedule, "mark", op=arguments["op"], axis=arguments["axis"], kind=kind)
+        case _:
+            return add(schedule, name, **arguments)
+
+
+# ---- verdicts
+def attempt(schedule: Schedule, name: str, arguments: Arguments, seen: Counter[tuple[str, str]]) -> Schedule:
+    """Apply a directive by its method; compare the verdict with brute force. Return the schedule to go on from."""
+    try:
+        made = getattr(schedule, name)(**arguments)
+        refused = None
+    except ScheduleError as error:
+        made, refused = None, error
+    if refused is not None and refused.witness is None:
+        seen[name, "malformed"] += 1
+        return schedule
+    wanted = unchecked(schedule, name, arguments)
+    if made is not None:
+        assert made.directives == wanted.directives
+        wanted = made
+    spec, nest = wanted.plan.spec, wanted.nest
+    verdict = judge(spec, nest, wanted.numerics == "strict")
+    story = f"{schedule.spec}\n{[*map(str, wanted.directives)]}\n{spec}\n{nest}\n{verdict.faults[:3]}\n{refused}"
+    assert verdict.legal == (refused is None), story
+    if refused is not None:
+        lie = lies(spec, verdict, refused.witness)
+        assert lie is None, f"{lie}\n{story}"
+    else:
+        assert verdict.same_outputs, story
+    _count(seen, schedule.plan.spec, name, arguments, verdict)
+    return schedule if made is None else made
+
+
+def _count(seen: Counter[tuple[str, str]], spec: Spec, name: str, arguments: Arguments, verdict: Verdict) -> None:
+    outcome = "legal" if verdict.legal else "illegal"
+    seen[name, outcome] += 1
+    op = str(arguments.get("op", arguments.get("producer", "")))
+    if name in ("fuse", "reorder", "tile") and op in {o.name for o in spec.ops} and spec.op(op).reduce:
+        seen["of these: fuse or reorder a reduction", outcome] += 1
+    if not verdict.legal and verdict.same_outputs and {f.kind for f in verdict.faults} <= {"flow", "reduction", "output"}:
+        seen["of these: the outputs are right all the same", outcome] += 1
+
+
+def size(spec: Spec) -> int:
+    """Return the number of points of all boxes."""
+    total = 0
+    for op in spec.ops:
+        count = 1
+        for e in op.extents:
+            count *= max(0, e.evaluate({}, {}))
+        total += count
+    return total
+
+
+def collect(chunk: int) -> Counter[tuple[str, str]]:
+    """Try directives one after another on the random specs of one chunk."""
+    seen: Counter[tuple[str, str]] = Counter()
+
+    @seed(chunk)
+    @settings(
+        max_examples=EXAMPLES, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck]
+    )
+    @given(random_specs(), st.integers(0, 1 << 30))
+    def run(drawn: RandomSpec, number: int) -> None:
+        spec = drawn.spec()
+        r = Random(number)
+        if not 0 < size(spec) <= MOST_INSTANCES or not (any(op.reduce for op in spec.ops) or r.random() < 0.2):
+            return
+        naive = schedule = Schedule.naive(spec, numerics=r.choice(["strict", "reassoc"]))
+        for _ in range(8):
+            name, arguments = directive(r, schedule.plan)
+            if arguments:
+                schedule = attempt(schedule, name, arguments, seen)
+            if r.random() < 0.25:
+                schedule = naive
+
+    run()
+    return seen
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_random_directives_get_the_verdict_of_brute_force(chunk: int) -> None:
+    seen = collect(chunk)
+    rows = sorted({k for k, _ in seen})
+    print()
+    for k in rows:
+        print(f"{k:45} legal {seen[k, 'legal']:4} illegal {seen[k, 'illegal']:4} malformed {seen[k, 'malformed']:4}")
+    plain = [k for k in rows if not k.startswith("of these")]
+    legal, illegal = (sum(seen[k, v] for k in plain) for v in ("legal", "illegal"))
+    print(f"{'all':45} legal {legal:4} illegal {illegal:4}")
+    special = "of these: fuse or reorder a reduction"
+    assert min(legal, illegal) >= 200 // CHUNKS
+    assert 3 * (seen[special, "legal"] + seen[special, "illegal"]) >= legal + illegal
