@@ -165,7 +165,7 @@ def partial_sums(spec: Spec, name: str, keep: Sequence[str], tensor: str | None 
         raise ScheduleError(
             f"partial_sums({name!r}, {list(keep)}): {name} reduces over ({', '.join(reduced)}) with {op.reduce}"
         )
-    kept = tuple(d for d in op.dims if d not in reduced or d in keep)
+    kept = (*(d for d in op.dims if d not in reduced), *keep)
     part = tensor or fresh(tensor_names(spec), f"{op.target}.part")
     dtype = spec.tensor(op.target).dtype
     extents = tuple(op.extent(d) for d in kept)

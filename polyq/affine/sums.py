@@ -153,18 +153,20 @@ def factor(spec: Spec, name: str, inner: Sequence[str], tensor: str | None = Non
 def scale_fields(spec: Spec, name: str, codes: str, packed: str, dim: str, fields: int) -> Spec:
     """Scale narrow integers by the power of two at which they lie in a 32-bit word, and their partner by its inverse.
 
+    ``dim`` is the copy's dim that counts the fields.
+
     rewrite: ``p[f] = x[..f]; y += p[f] * f32(w)`` -> ``p[f] = x[..f] * 2**-e(f); y += p[f] * (f32(w) * 2**e(f))``
     with ``e(f) = f * bits``, and 0 for the last field, whose top bit would be a sign. Then a field is converted where
     it lies, by a mask, without a shift.
 
-    requires: 1. ``packed`` has one writer, a copy, and one reader, ``name``; 2. its reader takes it at ``dim`` along
-    the dim that the copy calls by the same position; 3. every product of the body has both factors once.
+    requires: 1. ``packed`` has one writer, a copy, and one reader, ``name``; 2. every product of the body has both
+    factors once.
     proof: powers of two scale exactly (but below the least normal number); the exponents of a product add up to 0.
     """
     op, copy = spec.op(name), spec.op(packed)
     bits = 32 // fields
     load = next(r for r in op.reads if r.tensor == packed)
-    position = next((k for k, e in enumerate(load.index) if e == Affine.dim(dim)), None)
+    position = next((k for k, e in enumerate(copy.index) if e == Affine.dim(dim)), None)
     terms = monomials(op.body)
     once = terms is not None and all(
         sum(isinstance(f, Load) and f.tensor == packed for f in t.factors) == 1
@@ -176,15 +178,17 @@ def scale_fields(spec: Spec, name: str, codes: str, packed: str, dim: str, field
             f"scale_fields({name!r}): {packed} and {codes} do not meet once in every product, field by field"
         )
 
+    field = load.index[position]
+
     def exponent(e: Affine) -> Affine:
         return e * bits - (e // (fields - 1)) * (bits * (fields - 1))
 
     def scaled(s: Scalar) -> Scalar:
         if isinstance(s, Cast) and isinstance(s.arg, Load) and s.arg.tensor == codes:
-            return Apply("ldexp", (s, Index(exponent(Affine.dim(dim)), "i32")), s.dtype)
+            return Apply("ldexp", (s, Index(exponent(field), "i32")), s.dtype)
         return replace(s, args=tuple(map(scaled, s.args))) if isinstance(s, Apply) else s
 
-    inverse = Index(exponent(Affine.dim(copy.dims[position])) * -1, "i32")
+    inverse = Index(exponent(Affine.dim(dim)) * -1, "i32")
     shrunk = replace(copy, body=Apply("ldexp", (copy.body, inverse), copy.body.dtype))
     grown = replace(op, body=scaled(op.body))
     return spec.with_ops(tuple(shrunk if o is copy else grown if o is op else o for o in spec.ops))

@@ -105,21 +105,22 @@ def work_of_load(draft: Draft, load: Load) -> int:
 def _place_core(draft: Draft, root: Op, at: str, names: list[str], tile: Tile, follows: dict[str, str]) -> None:
     """Put the main reduction and its parts inside the tile; an inner sum stands inside the loop that uses it."""
     for name in names:
-        host, axis = _host(draft, root, at, name, names)
+        host, axis = _host(draft, root, at, name, names, tile)
         draft.do("fuse", producer=name, into=host, at=axis)
         arrange(draft, name, tile)
 
 
-def _host(draft: Draft, root: Op, at: str, name: str, names: list[str]) -> tuple[str, str]:
+def _host(draft: Draft, root: Op, at: str, name: str, names: list[str], tile: Tile) -> tuple[str, str]:
     """An inner sum that keeps reduced dims of its reader stands at the innermost of these; all else at the tile."""
     target = draft.spec.op(name).target
+    inside = {f"{tile.dim}{part}" for part in "lhu"}  # lanes and unrolled copies, not loops
     for reader in names:
         op = draft.spec.op(reader)
         if op.target != target and any(r.tensor == target for r in op.reads):
             outer = [
                 d for d in op.reduced if any(d in e.dims() for r in op.reads if r.tensor == target for e in r.index)
             ]
-            serial = [d for d in outer if draft.plan.stage(reader).kind(d) == "serial" and not d.endswith(("l", "u"))]
+            serial = [d for d in outer if draft.plan.stage(reader).kind(d) == "serial" and d not in inside]
             if serial:
                 return reader, serial[-1]
     return root.name, at

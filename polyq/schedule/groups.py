@@ -39,7 +39,7 @@ class Group:
 
 
 def is_contraction(op: Op) -> bool:
-    """Whether operands are reused: two loads miss different dims of the op.
+    """Whether operands are reused: some load misses a dim of the result.
 
     >>> from polyq.affine.notation import parse
     >>> spec = parse("y[i, j] += a[i, k] * b[k, j]", a=("f32", (4, 5)), b=("f32", (5, 6)))
@@ -51,7 +51,7 @@ def is_contraction(op: Op) -> bool:
     missed: set[frozenset[str]] = set()
     for load in op.reads:
         used = {d for e in load.index for d in e.dims()}
-        gone = frozenset(d for d in op.dims if d not in used and size_of(op.extent(d)) > 1)
+        gone = frozenset(d for d in op.dims if d not in used and d not in op.reduced and size_of(op.extent(d)) > 1)
         if gone:
             missed.add(gone)
     return bool(missed) and len(op.dims) > 1

@@ -35,9 +35,7 @@ def schedule_plain(draft: Draft, op: Op, free: frozenset[str] | None = None) -> 
         and not in_place
     ):
         axes = split_lanes(draft, op, dim, lanes, axes)
-    share_among_threads(
-        draft, op.name, axes, frozenset(a for a in axes if a.rstrip("bv") in free or a in free), in_place and dim
-    )
+    share_among_threads(draft, op.name, axes, free, in_place and dim)
     _store_past_cache(draft, op)
 
 
@@ -82,7 +80,7 @@ def _row_member(draft: Draft, name: str, member: Member, host: str, at: str) -> 
         if dim in local and lanes > 1:
             split_lanes(draft, op, dim, lanes, list(op.dims))
         return
-    tile = choose_tile(draft, op)
+    tile = choose_tile(draft, op, frozenset(member.dims(name)))  # one row at a time: nothing to unroll along the level
     made = sum_in_lanes(draft, op, tile) if tile is not None and tile.reduced else []
     for part in [*made, name]:
         draft.do("fuse", producer=part, into=host, at=at)

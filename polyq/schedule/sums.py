@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from polyq.affine import dtypes
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint
@@ -80,6 +82,9 @@ def sum_in_lanes(draft: Draft, op: Op, tile: Tile) -> list[str]:
     if tile.fields > 1:
         draft.do("split_dim", op=name, dim=k, factor=tile.lanes * tile.fields, outer=block, inner=f"{k}w")
         draft.do("split_dim", op=name, dim=f"{k}w", factor=tile.fields, outer=lane, inner=step)
+        if prod(n for _, n in tile.unroll) < 2 * CHAINS:  # two sums a row hide the latency
+            draft.do("split_dim", op=name, dim=step, factor=tile.fields // 2, outer=f"{k}h", inner=step)
+            keep = [f"{k}h", lane]
         pack_partners(draft, name, tile, block, lane, step)
     else:
         long = op.extent(k).is_constant and op.extent(k).const >= CHAINS * tile.lanes
@@ -100,7 +105,7 @@ def pack_partners(draft: Draft, name: str, tile: Tile, block: str, lane: str, st
     copies: list[str] = []
     for tensor in dict.fromkeys(r.tensor for r in op.reads):
         load = next(r for r in op.reads if r.tensor == tensor)
-        if dtypes.info(load.dtype).bits < 16 or not any({block, lane, step} & e.dims() for e in load.index):
+        if dtypes.info(load.dtype).bits < 16 or not any({block, lane, step, f"{tile.dim}h"} & e.dims() for e in load.index):
             continue
         t = draft.spec.tensor(tensor)
         last = len(t.shape) - 1
@@ -127,7 +132,7 @@ def pack_partners(draft: Draft, name: str, tile: Tile, block: str, lane: str, st
     if len(copies) == 1 and len(codes) == 1 and codes[0].dtype[0] == "u" and draft.spec.op(name).reduce == "+":
         point = draft.save()
         try:
-            draft.do("scale_fields", op=name, codes=codes[0].tensor, packed=copies[0], dim=step, fields=tile.fields)
+            draft.do("scale_fields", op=name, codes=codes[0].tensor, packed=copies[0], dim="f", fields=tile.fields)
             draft.note(
                 f"{codes[0].tensor}: fields are converted where they lie in a word; the power of two goes into the copy"
             )
@@ -188,12 +193,12 @@ def arrange(draft: Draft, name: str, tile: Tile | None) -> None:
         axes[axes.index(tile.dim)] = f"{tile.dim}b"
         lane = f"{tile.dim}v"
         axes.append(lane)
-    step = f"{tile.dim}u" if tile is not None else None
+    steps = (f"{tile.dim}h", f"{tile.dim}u") if tile is not None else ()
     folds = lane is not None and lane in op.reduced
-    serial = [a for a in axes if a in op.reduced and a not in (lane, step)]
-    result = [a for a in axes if a not in op.reduced and a not in (lane, step)]
-    middle = [a for a in axes if a == step]
-    spread = tile is not None and tile.fields == 1 and step in op.reduced and not folds
+    serial = [a for a in axes if a in op.reduced and a not in (lane, *steps)]
+    result = [a for a in axes if a not in op.reduced and a not in (lane, *steps)]
+    middle = [a for a in axes if a in steps]
+    spread = tile is not None and tile.fields == 1 and steps[1] in op.reduced and not folds
     order = [*serial, *middle, *result] if spread else [*serial, *result, *middle]
     draft.order(name, [*order, *([lane] if lane else [])])
     for a in [*result, *middle]:

@@ -19,6 +19,8 @@ __all__ = ["Tile", "choose_tile", "packable", "stride"]
 
 #: relative cost of getting one vector: loading it, spreading one element, collecting lanes one by one, widening bytes
 SYMBOLIC_UNROLL = 2
+#: rows of one operand that may be walked side by side: more of them meet in the same sets of the first cache
+STREAMS = 4
 #: tiles that must share a panel before a copy of it pays
 PANEL_USES = 48
 LOAD, SPREAD, COLLECT, WIDEN, FIELD = 1.0, 1.0, 10.0, 1.3, 0.8
@@ -58,10 +60,10 @@ def stride(load: Load, dim: str) -> int | None:
     return last.coefficient(Dim(dim))
 
 
-def choose_tile(draft: Draft, op: Op, scatter: bool = False) -> Tile | None:
+def choose_tile(draft: Draft, op: Op, single: frozenset[str] = frozenset()) -> Tile | None:
     """Return the cheapest tile for a reduction, or ``None`` where no dim can be lanes.
 
-    ``scatter``: the result's cells are stored one by one anyway.
+    ``single`` are dims of which just one value is computed at a time.
     """
     dtype = draft.spec.tensor(op.target).dtype
     lanes = draft.target.lanes("f32" if dtypes.info(dtype).bits < 32 else dtype)
@@ -73,9 +75,9 @@ def choose_tile(draft: Draft, op: Op, scatter: bool = False) -> Tile | None:
     found: list[Tile] = []
     for dim in op.dims:
         reduced = dim in op.reduced
-        usable = size_of(op.extent(dim)) >= (2 * lanes if reduced else 2) and (dim not in bound)
+        usable = size_of(op.extent(dim)) >= (2 * lanes if reduced else 2) and dim not in bound | single
         if usable and (not reduced or exact or draft.relaxed):
-            found += _tiles(draft, op, dim, reduced, lanes, [d for d in result if d != dim and d not in bound])
+            found += _tiles(draft, op, dim, reduced, lanes, [d for d in result if d != dim and d not in bound | single])
     return min(found, key=lambda t: t.cost, default=None)
 
 
@@ -89,19 +91,27 @@ def _tiles(draft: Draft, op: Op, dim: str, reduced: bool, lanes: int, others: li
     if fields > 1:  # the conversion of a word's fields bounds these tiles: independent sums count, not reuse
         pairs = [c for c in pairs if all(op.extent(d).is_constant for d in c)]
     for dims in pairs:
-        for vectors in (1,) if fields > 1 else (1, 2, 4):
+        for vectors in (1,) if fields > 1 else (1, 2, 4, 8):
             if not reduced and vectors * lanes > max(lanes, size_of(op.extent(dim))):
                 continue
             tiles += [
                 _weigh(op, dim, reduced, lanes, vectors, unroll, fields)
                 for unroll in _unrolls(op, dims, budget // vectors)
-                if fields > 1 or _live(op, dim, vectors, unroll) <= draft.target.registers
+                if (fields > 1 or _live(op, dim, vectors, unroll) <= draft.target.registers)
+                and not (reduced and _product(unroll) > STREAMS and _streams(op, dim, unroll) > STREAMS)
             ]
     return tiles
 
 
+def _streams(op: Op, dim: str, unroll: tuple[tuple[str, int], ...]) -> int:
+    """The most rows of one operand that a tile walks side by side."""
+    return max((_product(tuple((d, n) for d, n in unroll if any(d in e.dims() for e in r.index))) for r in op.reads), default=1)
+
+
 def _live(op: Op, dim: str, vectors: int, unroll: tuple[tuple[str, int], ...]) -> int:
     """Vector registers in use at once: sums, operands that vary along the lanes, and one that is spread or passes."""
+    if not unroll:  # nothing is used twice: every operand passes through
+        return vectors + 2
     held: list[int] = []
     for load in dict.fromkeys(op.reads):
         if stride(load, dim) != 0:
@@ -215,7 +225,8 @@ def _weigh(
         else:
             cost = COLLECT if reduced or not packable(op, load, dim) else LOAD
         total += cost * shared * each / tile / _steady(op, used)
-    chains = tile
+    total += sum(0.5 * (size_of(op.extent(d)) % n) / max(1, size_of(op.extent(d))) for d, n in unroll)
+    chains = tile * (2 if fields > 1 else 1)
     latency = max(0.0, 8 / max(chains, 1) - 1) * 0.5
     total += latency
     reduction = 1
