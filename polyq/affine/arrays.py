@@ -7,7 +7,7 @@ per entry: sub-byte integers as ``int8`` or ``uint8``, bf16 as the ``float32`` o
 
 from __future__ import annotations
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # numpy's stubs leave reshape, view and clip partly unknown
 import sys
 from collections import namedtuple

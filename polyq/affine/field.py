@@ -143,8 +143,9 @@ def apply(node: Apply, args: Sequence[Array]) -> Array:
 
 def scale(x: Array, exponent: Array) -> Array:
     """Return ``x * 2**exponent``; ``exponent`` holds integers and has shape ``(n,)``."""
-    powers = [pow(2, int(e), PRIME) for e in exponent.tolist()]
-    return _reduced(x * np.array(powers, np.int64))
+    different, place = np.unique(exponent, return_inverse=True)
+    powers = np.array([pow(2, e, PRIME) for e in different.tolist()], np.int64)
+    return _reduced(x * powers[place.ravel()])
 
 
 def fold(reduce: str, start: Array, terms: Array, cell: NDArray[np.intp]) -> Array:

@@ -8,7 +8,6 @@ computed is an :class:`Arithmetic`: :mod:`polyq.affine.interpret` computes in th
 
 from __future__ import annotations
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # numpy's stubs leave reshape, reduce and clip partly unknown
 import itertools
 import math

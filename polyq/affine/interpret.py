@@ -12,7 +12,7 @@ target).
 
 from __future__ import annotations
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # numpy's stubs leave reshape and clip partly unknown
 import math
 from collections.abc import Callable, Sequence

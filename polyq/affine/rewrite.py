@@ -152,8 +152,12 @@ def inlinable(spec: Spec, tensor: str) -> Op | str:
     return writer
 
 
-def partial_sums(spec: Spec, name: str, keep: Sequence[str], tensor: str | None = None) -> Spec:
+def partial_sums(
+    spec: Spec, name: str, keep: Sequence[str], tensor: str | None = None, outer: bool = False
+) -> Spec:
     """Split a reduction in two: partial results that keep some reduced dims, then their combination.
+
+    The kept dims are the last ones of the partial results, with ``outer`` the first.
 
     rewrite: ``y[p] += f(p, k, l)`` -> ``y.part[p, l] += f(p, k, l); y[p] += y.part[p, l]``
     requires: an associative and commutative operator (floats: a mode that allows another order).
@@ -165,7 +169,8 @@ def partial_sums(spec: Spec, name: str, keep: Sequence[str], tensor: str | None 
         raise ScheduleError(
             f"partial_sums({name!r}, {list(keep)}): {name} reduces over ({', '.join(reduced)}) with {op.reduce}"
         )
-    kept = (*(d for d in op.dims if d not in reduced), *keep)
+    result = tuple(d for d in op.dims if d not in reduced)
+    kept = (*keep, *result) if outer else (*result, *keep)
     part = tensor or fresh(tensor_names(spec), f"{op.target}.part")
     dtype = spec.tensor(op.target).dtype
     extents = tuple(op.extent(d) for d in kept)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import warnings
 from math import prod
 
-from polyq.affine.dtypes import is_float
+from polyq.affine.dtypes import info, is_float
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import FloorDiv
 from polyq.affine.rewrite import inlinable
 from polyq.affine.scalar import Apply, walk
 from polyq.affine.spec import Op, Spec
+from polyq.schedule.axes import widest_dtype
 from polyq.schedule.cores import schedule_core
 from polyq.schedule.draft import Draft, plain_dim, size_of, work_of
 from polyq.schedule.groups import Group, group_of
@@ -23,6 +24,7 @@ from polyq.schedule.legality import is_carried
 from polyq.schedule.rows import schedule_plain, schedule_rows
 from polyq.schedule.schedule import Schedule
 from polyq.schedule.target import Target
+from polyq.schedule.tiles import stride
 
 __all__ = ["automatic"]
 
@@ -113,6 +115,7 @@ def _divisors(op: Op, dim: str) -> set[int]:
 # ---- one result
 def _schedule_result(draft: Draft, op: Op, handled: set[str]) -> set[str]:
     """Schedule what computes ``op.target``; return the ops that are settled."""
+    _rows_first(draft, op.target)
     _divide_sum(draft, op.target)
     writers = draft.spec.writers(op.target)
     if op.target not in draft.private and _simple(writers) and any(o.reduce is not None for o in writers):
@@ -127,7 +130,8 @@ def _schedule_result(draft: Draft, op: Op, handled: set[str]) -> set[str]:
     ):
         _plain(draft, op.target)
         return {o.name for o in draft.spec.writers(op.target)}
-    free = frozenset(t.name for t in draft.spec.temporaries) - {o.target for o in draft.spec.ops if o.name in handled}
+    settled = handled | {s.op for s in draft.plan.stages if s.kinds}
+    free = frozenset(t.name for t in draft.spec.temporaries) - {o.target for o in draft.spec.ops if o.name in settled}
     group = group_of(draft.spec, root, free)
     _dispatch(draft, root, group)
     return {root.name, *(name for m in group.members for name in m.ops)}
@@ -161,6 +165,47 @@ def _divide_sum(draft: Draft, tensor: str) -> None:
         draft.note(
             f"{tensor}: {size_of(op.extent(dim)) // chunk} partial results along {dim}, so that threads share the work"
         )
+
+
+def _rows_first(draft: Draft, tensor: str) -> None:
+    """Sum rows of a matrix in the order in which they lie, each thread a part of them, into a row of its own.
+
+    Lanes of the result would walk columns: one line of each row, a page apart.
+    """
+    for op in draft.spec.writers(tensor):
+        dim = plain_dim(op.index[-1]) if len(op.index) == 1 else None
+        exact = not is_float(draft.spec.tensor(tensor).dtype) or op.reduce in ("min", "max")
+        if dim is None or op.reduce is None or op.where or tensor in draft.divided or not (exact or draft.relaxed):
+            continue
+        rows = [d for d in op.reduced if op.extent(d).is_constant and size_of(op.extent(d)) >= 16 * draft.target.cores]
+        whole = [r for r in op.reads if {d for e in r.index for d in e.dims()} == set(op.dims) and stride(r, dim) == 1]
+        width = size_of(op.extent(dim)) * max(info(draft.spec.tensor(tensor).dtype).bits // 8, 1)
+        if not rows or rows[0] != op.reduced[0] or len(whole) != 1 or not 2048 <= width <= draft.target.l2 // 4:
+            continue
+        size = size_of(op.extent(rows[0]))
+        chunk = next((c for c in range(size // draft.target.cores, 15, -1) if size % c == 0 and c % 4 == 0), 0)
+        if not op.extent(dim).is_constant or chunk == 0 or draft.target.lanes("f32") < 2:
+            continue
+        _place_rows(draft, op, rows[0], dim, chunk)
+        draft.divided.add(tensor)
+        draft.note(f"{tensor}: rows are summed in the order in which they lie, {size // chunk} parts side by side")
+
+
+def _place_rows(draft: Draft, op: Op, row: str, dim: str, chunk: int) -> None:
+    before = {o.name for o in draft.spec.ops}
+    draft.do("split_dim", op=op.name, dim=row, factor=chunk, outer=f"{row}p", inner=f"{row}c")
+    draft.do("partial_sums", op=op.name, keep=(f"{row}p",), outer=True)
+    part = next(o for o in draft.spec.ops if o.name not in before and o.reduce is not None)
+    draft.private.add(part.target)
+    lanes = draft.target.lanes(widest_dtype(draft, part))
+    for name in (f"{part.name}.init", part.name):
+        draft.do("split", op=name, axis=dim, factor=lanes, outer=f"{dim}b", inner=f"{dim}v")
+        draft.do("mark", op=name, axis=f"{dim}v", kind="vector")
+        draft.do("mark", op=name, axis=f"{row}p", kind="parallel")
+    draft.do("split", op=part.name, axis=f"{row}c", factor=4, outer=f"{row}o", inner=f"{row}i")
+    draft.do("mark", op=part.name, axis=f"{row}i", kind="unroll")
+    rest = [d for d in part.dims if d not in (f"{row}p", f"{row}c", dim)]
+    draft.order(part.name, [f"{row}p", f"{row}o", *rest, f"{dim}b", f"{row}i", f"{dim}v"])
 
 
 def _simple(writers: tuple[Op, ...]) -> bool:

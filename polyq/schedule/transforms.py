@@ -97,10 +97,12 @@ def split_dim(plan: Plan, op: str, dim: str, factor: int, outer: str | None = No
     return plan.with_spec(rewrite.split(plan.spec, op, dim, factor, outer, inner))
 
 
-def partial_sums(plan: Plan, op: str, keep: Sequence[str], tensor: str | None = None) -> Plan:
+def partial_sums(
+    plan: Plan, op: str, keep: Sequence[str], tensor: str | None = None, outer: bool = False
+) -> Plan:
     """Reduce in two steps (see :func:`polyq.affine.rewrite.partial_sums`)."""
     plan.stage(op)
-    return plan.with_spec(rewrite.partial_sums(plan.spec, op, tuple(keep), tensor))
+    return plan.with_spec(rewrite.partial_sums(plan.spec, op, tuple(keep), tensor, outer))
 
 
 def distribute(plan: Plan, op: str) -> Plan:
