@@ -170,7 +170,8 @@ def _hints(draft: Draft, names: list[str]) -> None:
                 for d in op.dims
                 if op.extent(d).is_constant and all(d not in e.dims() for e in r.index)
             ]
-            if r.tensor in draft.spec.input_names and max(again, default=1) < 8:
+            known = all(e.is_constant for e in draft.spec.tensor(r.tensor).extents)
+            if known and r.tensor in draft.spec.input_names and max(again, default=1) < 8:
                 inputs[r.tensor] = work_of_load(draft, r) * dtypes.info(r.dtype).bits // 8
     if not inputs:
         return

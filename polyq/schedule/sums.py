@@ -89,11 +89,15 @@ def sum_in_lanes(draft: Draft, op: Op, tile: Tile) -> list[str]:
     else:
         long = op.extent(k).is_constant and op.extent(k).const >= CHAINS * tile.lanes
         chains = max(CHAINS if long and not tile.unroll else 1, tile.vectors)
-        draft.do("split_dim", op=name, dim=k, factor=tile.lanes * chains, outer=block, inner=f"{k}w")
-        draft.do("split_dim", op=name, dim=f"{k}w", factor=tile.lanes, outer=step, inner=lane)
-        keep = [step, lane]
+        whole = lane if chains == 1 else f"{k}w"
+        draft.do("split_dim", op=name, dim=k, factor=tile.lanes * chains, outer=block, inner=whole)
+        if chains > 1:
+            draft.do("split_dim", op=name, dim=whole, factor=tile.lanes, outer=step, inner=lane)
+            keep = [step, lane]
     draft.do("partial_sums", op=name, keep=tuple(keep))
     part = next(o.name for o in draft.spec.ops if o.name not in before and o.reduce is not None)
+    if len(keep) > 1:  # vectors are added before lanes
+        draft.do("partial_sums", op=name, keep=(lane,))
     hoist(draft, part)
     return [o.name for o in draft.spec.ops if o.name not in before and not draft.plan.stage(o.name).kinds]
 
