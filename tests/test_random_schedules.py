@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -11,9 +12,11 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from random_specs import RandomSpec, random_specs
 
+import polyq
+import polyq.testing
 from polyq.affine.errors import ScheduleError
+from polyq.affine.proofs import prove
 from polyq.affine.spec import Op, Spec
-from polyq.schedule.legality import check_order
 from polyq.schedule.schedule import Directive, Schedule
 from polyq.schedule.stages import Plan
 
@@ -192,3 +195,63 @@ def test_random_directives_get_the_verdict_of_brute_force(chunk: int) -> None:
     special = "of these: fuse or reorder a reduction"
     assert min(legal, illegal) >= 200 // CHUNKS
     assert 3 * (seen[special, "legal"] + seen[special, "illegal"]) >= legal + illegal
+
+
+def test_an_unrolled_axis_outside_its_tiles_keeps_the_tail() -> None:
+    spec = polyq.parse("y += x[i]", x=("f32", (5,)))
+    schedule = Schedule.naive(spec).split("y", "i", 2).unroll("y", "ii").reorder("y", ["ii", "io"])
+    verdict = judge(spec, schedule.nest, strict=False)
+    assert verdict.legal
+    assert sorted(e.instance for e in verdict.run.events if e.op == "y") == [(i,) for i in range(5)]
+
+
+# ---- kernels
+def legal_schedules(chunk: int, count: int) -> list[tuple[RandomSpec, Schedule]]:
+    """Return schedules of at least 3 random directives that were accepted, each of another spec."""
+    found: list[tuple[RandomSpec, Schedule]] = []
+
+    @seed(1000 + chunk)
+    @settings(
+        max_examples=12 * count, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck]
+    )
+    @given(random_specs(), st.integers(0, 1 << 30))
+    def run(drawn: RandomSpec, number: int) -> None:
+        if len(found) == count:
+            return
+        r = Random(number)
+        schedule = Schedule.naive(drawn.spec(), numerics=("strict", "reassoc")[len(found) % 2])
+        if not 0 < size(schedule.spec) <= 2 * MOST_INSTANCES or not any(op.reduce for op in schedule.spec.ops):
+            return
+        for _ in range(9):
+            name, arguments = directive(r, schedule.plan)
+            try:
+                schedule = getattr(schedule, name)(**arguments) if arguments else schedule
+            except ScheduleError:
+                continue
+            if len(schedule.directives) >= 3 and r.random() < 0.4:
+                break
+        if len(schedule.directives) >= 3:
+            found.append((drawn, schedule))
+
+    run()
+    return found
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_kernels_of_random_schedules_are_right(chunk: int) -> None:
+    """Strict kernels equal the oracle bit by bit, others lie within their bound; natively and in plain C."""
+    found = legal_schedules(chunk, 3)
+    assert len(found) == 3
+    assert {s.numerics for _, s in found} == {"strict", "reassoc"}
+    for drawn, schedule in found:
+        arrays = drawn.arrays(chunk)
+        proof = prove(schedule.spec, schedule.plan.spec)
+        assert proof.ok, f"{proof}\n{schedule.spec}\n{schedule.plan.spec}"
+        for target in ("native", "c"):
+            kernel = polyq.build(replace(schedule, target=target), threads=2)
+            assert kernel.schedule.directives == schedule.directives
+            try:
+                polyq.testing.assert_close(kernel, **arrays)
+            except AssertionError as error:
+                steps = "\n".join(map(str, schedule.directives))
+                raise AssertionError(f"{target}: {error}\n{schedule.spec}\n{steps}\n{schedule.nest}") from error

@@ -21,7 +21,7 @@ from random_specs import RandomSpec, random_specs
 
 import polyq
 from polyq.affine.errors import ScheduleError
-from polyq.affine.expr import Affine
+from polyq.affine.expr import Affine, Constraint
 from polyq.affine.proofs import prove
 from polyq.affine.rewrite import accumulate, copy_of, inline, partial_sums, split, widen_sums
 from polyq.affine.scalar import Apply, Const, Index, Load, Scalar, apply, map_scalar
@@ -91,6 +91,52 @@ def test_each_rewrite_is_proven(name: str) -> None:
     assert proof.ok, proof
     assert proof.cells > 0
     assert str(proof).startswith("equal in exact arithmetic: ")
+
+
+def test_a_copy_of_a_diagonal_is_whole() -> None:
+    before = polyq.parse("y[i, i] += a[i, j]", a=("f32", (3, 4)))
+    after = accumulate(before, "y")
+    assert str(after.ops[-1]) == "y[d0, d1] = y.acc[d0, d1]"
+    assert same(before, after)
+    assert prove(before, after).ok
+
+
+def test_a_reader_between_two_writers_sees_the_private_copy() -> None:
+    before = polyq.parse("y[i] += a[i, j]\nz[i] = y[i]\ny[i] += a[i, 2]", outputs=("y", "z"), a=("f32", (3, 4)))
+    after = accumulate(before, "y")
+    assert same(before, after)
+    assert prove(before, after).ok
+    late = replace(after.op("z"), body=replace(after.op("z").body, tensor="y"))
+    mutant = after.with_ops(tuple(late if op.name == "z" else op for op in after.ops))
+    assert str(prove(before, mutant)).startswith("REFUTED: z[")
+
+
+def test_what_nothing_writes_has_no_private_copy() -> None:
+    with pytest.raises(ScheduleError, match=r"accumulate\('a'\): no op writes a; name a result or a temporary"):
+        accumulate(polyq.parse("y[i] = a[i]", a=("f32", (3,))), "a")
+
+
+CONDITIONS = ["a[i] <= b[i]", "a[i] == b[i]", "not (a[i] < b[i])", "a[i] < b[i] or a[i] < c[i]", "b[i] < a[i]", "a[i] < c[i]"]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_another_condition_is_refuted(condition: str) -> None:
+    declared = {name: ("f32", (4,)) for name in "abc"}
+    before = polyq.parse("y[i] = select(a[i] < b[i], b[i], c[i])", **declared)
+    after = polyq.parse(f"y[i] = select({condition}, b[i], c[i])", **declared)
+    turned = polyq.parse("y[i] = select(b[i] > a[i], b[i], c[i])", **declared)
+    assert str(prove(before, after)).startswith("REFUTED: y[")
+    assert prove(before, turned).ok
+
+
+@pytest.mark.parametrize("reduce", ["min", "max"])
+def test_a_term_more_or_less_in_an_extreme_is_refuted(reduce: str) -> None:
+    """However many terms there are: each counts, not only the largest."""
+    before = polyq.parse(f"y[i] {reduce}= a[i, k]", a=("f32", (3, 4096)))
+    tail = split(before, "y", "k", 8)
+    lost = _changed(tail, "y", where=(Constraint(4094 - 8 * D("ko") - D("ki")),))
+    assert prove(before, partial_sums(tail, "y", ["ki"])).ok
+    assert str(prove(before, lost)).startswith("REFUTED: y[")
 
 
 # ---- mutants
