@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # numpy's stubs leave view partly unknown, and a kernel's result is one array or a tuple
 from collections.abc import Sequence
 from typing import Any, Protocol

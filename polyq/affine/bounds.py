@@ -13,7 +13,6 @@ Functions may be off by ``ULPS`` units in the last place, as vector libraries ar
 
 from __future__ import annotations
 
-# numpy's stubs leave reduce and clip partly unknown
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

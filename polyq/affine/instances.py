@@ -8,7 +8,6 @@ computed is an :class:`Arithmetic`: :mod:`polyq.affine.interpret` computes in th
 
 from __future__ import annotations
 
-# numpy's stubs leave reshape, reduce and clip partly unknown
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
