@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
-from emitting import Case, check, runnable, step, vector
+from emitting import Built, Case, call, check, compile_all, in_child, inputs_of, runnable, step, vector
+
+from polyq.emit.module import Module
 
 SHAPES = tuple((t, n) for t, n in (("c", 8), ("sse", 4), ("sse", 16), ("avx2", 8), ("avx2", 16)) if runnable(t))
 FLOATS = ("f16", "bf16", "f32", "f64")
@@ -92,6 +96,33 @@ MATH = (
 )
 def test_vectors(cases, tmp_path):
     assert check(cases, tmp_path, SHAPES, "strict") == len(cases) * len(SHAPES)
+
+
+BEYOND = """
+#include <stdint.h>
+int kernel_x(const void *runtime, void *const *buffers, const int64_t *params, int threads) {
+  (void)runtime; (void)params; (void)threads;
+  ((float *)buffers[1])[0] = ((const volatile float *)buffers[0])[AT];
+  return 0;
+}
+"""
+
+
+@pytest.mark.parametrize(("at", "at_end", "inside"), [(36, True, True), (37, True, False), (0, False, True), (-1, False, False)])
+def test_guard_pages_see_one_element_too_far(at, at_end, inside, tmp_path):
+    case = Case("beyond", "y[i] = x[i]", {"x": ("f32", (37,))})
+    module = Module("kernel_x", BEYOND.replace("AT", str(at)), ("x", "y"), ())
+    built = Built(case, module, "c", 1, "strict")
+    library = compile_all([built], tmp_path)[0]
+
+    def run():
+        return call(ctypes.CDLL(str(library)), built, inputs_of(case), 1, at_end)["y"][0]
+
+    if inside:
+        assert in_child(run) == inputs_of(case)["x"][at]
+    else:
+        with pytest.raises(AssertionError, match="a byte outside an array was touched"):
+            in_child(run)
 
 
 def test_folds(tmp_path):

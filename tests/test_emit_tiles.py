@@ -245,6 +245,21 @@ def test_hostile_names(tmp_path):
     assert all(np.allclose(outputs[f"o{i}"], np.exp(np.float32(i)) + i, rtol=1e-6) for i in range(len(names)))
 
 
+def test_variables_of_several_tiles_have_names_of_their_own():
+    case = Case("tile", MATMUL, {"a": ("f32", (13, 9)), "b": ("f32", (9, 37))}, (tile(6, 1),))
+    source = modules([case], [("avx2", 8)], "strict")[0].module.source
+    blocks = [{}]
+    for token in re.findall(r"[{}](?!;|,|\d)|f32x8 \w+ = \{0\}(?:, \w+ = \{0\})*;", source[source.index("int kernel_") :]):
+        if token == "{":
+            blocks.append({})
+        elif token == "}":
+            blocks.pop()
+        else:
+            for name in re.findall(r"(\w+) = ", token):
+                assert not any(name in block for block in blocks), name  # neither twice nor shadowing
+                blocks[-1][name] = True
+
+
 def test_loops_are_named_after_dims():
     case = Case("names", "y[m, n] = x[m, n] + 1.0\nz[m, n] = x[m, n] * y[m, n]", {"x": ("f32", ("rows", 8))})
     source = modules([case], [("c", 1)], "strict")[0].module.source

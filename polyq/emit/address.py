@@ -6,7 +6,7 @@ Index arithmetic is 64-bit throughout: every loop variable and parameter is an `
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -68,6 +68,20 @@ class Names:
         self._taken.add(candidate)
         self._open[-1].append(candidate)
         return candidate
+
+    def family(self, stem: str, suffixes: Sequence[str]) -> str:
+        """Return a new identifier such that it, followed by any of the suffixes, is new as well.
+
+        >>> names = Names(); names("acc_2_0"), names.family("acc", ["_2_0", "_2_1"])
+        ('acc_2_0', 'acc_2')
+        """
+        while True:
+            prefix = self.fresh(stem)
+            members = {f"{prefix}{suffix}" for suffix in suffixes} - {prefix}
+            if not members & self._taken:
+                self._taken |= members
+                self._open[-1] += members
+                return prefix
 
     @contextmanager
     def scope(self) -> Generator[None, None, None]:
@@ -152,6 +166,12 @@ class Registers:
     prefix: str
     dtype: str
     lanes: int
+    blocks: int = 1
+
+    def variable(self, path: tuple[int, ...]) -> str:
+        """Return the variable of a cell or block of lanes; a single block along the last axis needs no number."""
+        shown = path[:-1] if self.lanes and self.blocks == 1 else path
+        return "_".join([self.prefix, *map(str, shown)])
 
 
 Storage = Memory | Registers

@@ -267,11 +267,13 @@ class Emitter:
         if self._owner.get(buffer.name) is self._undeclared:
             return
         self._owner[buffer.name] = self._undeclared
-        prefix = self.names.fresh(stem(buffer.name))
-        self.storage[buffer.name] = Registers(prefix, buffer.dtype, lanes)
-        kind, paths = self.helpers.vector(compute_type(buffer.dtype), max(lanes, 1)), shapes.cell_paths(buffer, lanes)
+        paths = shapes.cell_paths(buffer, lanes)
+        storage = Registers("", buffer.dtype, lanes, constant_shape(buffer)[-1] // lanes if lanes else 1)
+        prefix = self.names.family(stem(buffer.name), [storage.variable(path) for path in paths])
+        storage = self.storage[buffer.name] = replace(storage, prefix=prefix)
+        kind = self.helpers.vector(compute_type(buffer.dtype), max(lanes, 1))
         for path in paths:
-            self._undeclared["_".join([prefix, *map(str, path)])] = kind
+            self._undeclared[storage.variable(path)] = kind
         self._notes.append(
             f"/* tile {buffer.name}: {_footprint(buffer)}, in {len(paths)} variable{'s' * (len(paths) != 1)} */"
         )

@@ -141,7 +141,7 @@ class Run:
         """
         lane: int | None = None
         whole = False
-        path = index
+        path = tuple(e.const for e in index)
         if storage.lanes:
             last = index[-1]
             whole = lanes is not None and last.coefficient(Dim(lanes.var)) == 1
@@ -149,8 +149,8 @@ class Run:
                 last = last.substitute({lanes.var: Affine(0)})
             block, rest = divmod(last.const, storage.lanes)
             lane = None if whole else rest
-            path = (*index[:-1], Affine(block))
-        name = "_".join([storage.prefix, *(str(e.const) for e in path)])
+            path = (*path[:-1], block)
+        name = storage.variable(path)
         if name in self.undeclared and not assigned:
             kind = self.undeclared.pop(name)
             self.say(f"{kind} {name} = {'{0}' if storage.lanes else '0'};")
