@@ -145,7 +145,7 @@ class _Lowering:
     def _ragged(
         self, local: Local, mains: frozenset[str], tails: frozenset[str], depth: int
     ) -> list[tuple[Constraint, Affine]]:
-        """Constraints that hold for whole tiles of later lanes and copies, but not for the last; and the last whole one.
+        """Constraints that hold for whole tiles of later lanes and copies but not the last, with the last whole tile.
 
         They stem from dims of the op that were split where the factor does not divide the extent.
         """
