@@ -18,6 +18,7 @@ class Frame:
     open: tuple[str, ...] = ()
     constraints: tuple[Constraint, ...] = ()
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    threaded: str | None = None  # the loop that is divided among threads
     scratch: Mapping[str, Placed] = field(default_factory=dict[str, "Placed"])
 
 

@@ -215,9 +215,16 @@ class _Lowering:
         kind = local.stage.kind(axis)
         if kind == "vector" and local.extents[axis] not in high:  # the width stays in sight where fewer lanes live
             high = (local.extents[axis], *high)
+        if kind == "parallel" and frame.threaded is not None:
+            raise ScheduleError(
+                f"{op.name}: the axis {axis!r} is parallel inside {frame.threaded}, which is parallel already; "
+                "make one of the two serial"
+            )
         inner = self._open(frame, var, low, high)
+        if kind == "parallel":
+            inner = replace(inner, threaded=f"the axis {axis!r} of {op.name}")
         body = self._inside(op, inner, region, mains, tails, names, depth, local)
-        return (Loop(var, low, high, kind if kind != "parallel" or not frame.open else "serial", body),)
+        return (Loop(var, low, high, kind, body),)
 
     def _active(self, local: Local, mains: frozenset[str], tails: frozenset[str]) -> tuple[Constraint, ...]:
         """Drop what whole tiles satisfy: for these, the outer axis stops at the last whole tile."""
