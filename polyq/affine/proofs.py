@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyq.affine import field
-from polyq.affine.pullback import Evaluator, TooLarge, Versions, table
+from polyq.affine.pullback import Evaluator, Outside, TooLarge, Versions, table
 from polyq.affine.spec import Spec, Tensor
 
 __all__ = ["Proof", "prove"]
@@ -171,7 +171,7 @@ def _difference(
     expected = both[0].final(tensor.name, columns, len(cells))
     try:
         got = both[1].final(tensor.name, columns, len(cells))
-    except IndexError as error:
+    except Outside as error:
         return f"{error}{_at(params)}"
     wrong = np.flatnonzero((expected != got).any(axis=0))
     if not len(wrong):

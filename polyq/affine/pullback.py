@@ -21,7 +21,7 @@ from polyq.affine.expr import Affine, Dim, FloorDiv
 from polyq.affine.scalar import Apply, Cast, Const, Index, Load, Scalar, map_scalar
 from polyq.affine.spec import Op, Spec
 
-__all__ = ["Evaluator", "TooLarge", "Versions"]
+__all__ = ["Evaluator", "Outside", "TooLarge", "Versions", "table"]
 
 #: instances that one evaluator may evaluate, and that one step may look at
 MOST_INSTANCES = 1 << 21
@@ -43,6 +43,10 @@ def flattened(cells: Columns, shape: Sequence[int], count: int) -> Array:
 def table(columns: Columns, count: int) -> Array:
     """Return columns side by side, of shape ``(count, number of columns)``."""
     return np.stack(columns, axis=1) if columns else np.zeros((count, 0), np.int64)
+
+
+class Outside(Exception):
+    """An instance that contributes reads outside of a tensor."""
 
 
 class TooLarge(Exception):
@@ -270,13 +274,13 @@ class Evaluator:
         return np.full(rows.cell.shape, int(node.value), np.int64)
 
     def cells(self, node: Load, rows: Rows) -> list[Array]:
-        """Return the cells that a load reads; :class:`IndexError` where one is outside its tensor."""
+        """Return the cells that a load reads; :class:`Outside` where one is none of its tensor."""
         cells = [self._value(e, rows) for e in node.index]
         for axis, (column, extent) in enumerate(zip(cells, self.shapes[node.tensor], strict=True)):
             outside = (column < 0) | (column >= extent)
             if outside.any():
                 place = f"subscript {axis} of {node.tensor}, {node.index[axis]}"
-                raise IndexError(f"{place}, is {column[outside][0]}, outside 0 to {extent - 1}")
+                raise Outside(f"{place}, is {column[outside][0]}, outside 0 to {extent - 1}")
         return cells
 
     # ---- recurrences
