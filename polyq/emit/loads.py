@@ -24,6 +24,8 @@ def loaded(run: Run, load: Load, lanes: Lanes | None) -> Value:
     if isinstance(storage, Registers):
         return _register(run, storage, load, lanes)
     if lanes is None:
+        if not dtypes.info(load.dtype).packed:
+            prefetch(run, load.tensor, storage, offset_of(storage, load.index))
         return _element(run, storage, load)
     field = _field_of(run, load, lanes)
     if field is not None:
