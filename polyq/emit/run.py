@@ -48,6 +48,7 @@ class Run:
     loop: str = ""
     lines: list[str] = field(default_factory=list[str])
     _uses: Counter[object] = field(default_factory=Counter[object])
+    _read: set[str] = field(default_factory=set[str])
     _known: dict[object, Value] = field(default_factory=dict[object, Value])
     _fetched: set[object] = field(default_factory=set[object])
     _turns: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
@@ -61,6 +62,8 @@ class Run:
     def _expect(self, s: Scalar, lanes: Lanes | None) -> None:
         key = self._key(s, lanes)
         self._uses[key] += 1
+        if isinstance(s, Load):
+            self._read.add(s.tensor)
         if self._uses[key] == 1:  # the second time, what is inside will not be computed again
             for child in children(s):
                 self._expect(child, lanes)
@@ -108,6 +111,8 @@ class Run:
 
     def written(self, buffer: str) -> None:
         """Forget what was loaded from ``buffer``."""
+        if buffer not in self._read:
+            return
         self._known = {k: v for k, v in self._known.items() if not _mentions(k, buffer)}
 
     def fetch(self, line: object) -> bool:

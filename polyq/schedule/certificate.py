@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from polyq.affine.expr import Constraint
+from polyq.affine.proofs import prove
 from polyq.affine.scalar import Apply, Cast, Const, Index, Load, Scalar, format_scalar, loads, substitute_dims
 from polyq.affine.sets import SearchLimit, limited
 from polyq.affine.spec import Spec
@@ -45,12 +46,16 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """The verdict on one nest. ``verify`` computes it afresh from the spec and the nest that it holds."""
+    """The verdict on one nest. ``verify`` computes it afresh from the spec and the nest that it holds.
+
+    ``spec`` is what the nest computes; ``original`` is the user's spec, where rewrites lie between the two.
+    """
 
     spec: Spec
     nest: LoopNest
     numerics: str
     checks: tuple[Check, ...]
+    original: Spec | None = None
 
     @property
     def ok(self) -> bool:
@@ -70,7 +75,7 @@ class Certificate:
     def verify(self) -> bool:
         """Check again, from nothing but the spec, the nest and the numerics."""
         forget()
-        return certify(self.spec, self.nest, self.numerics).ok
+        return certify(self.spec, self.nest, self.numerics, self.original).ok
 
     def __str__(self) -> str:
         if self.ok:
@@ -79,8 +84,11 @@ class Certificate:
         return f"REFUSED\n{self.violation}"
 
 
-def certify(spec: Spec, nest: LoopNest, numerics: str = "reassoc") -> Certificate:
+def certify(spec: Spec, nest: LoopNest, numerics: str = "reassoc", original: Spec | None = None) -> Certificate:
     """Prove that ``nest`` computes ``spec``: for every value of the parameters, under any number of threads.
+
+    With ``original``, that the rewrites from it to ``spec`` keep its meaning is shown as well, by exact evaluation of
+    cells of the results at random points of a field (:mod:`polyq.affine.proofs`).
 
     ``"strict"`` keeps the order of inexact reductions. Whatever is wrong with the nest, the result says so with a
     witness; nothing is raised.
@@ -94,7 +102,9 @@ def certify(spec: Spec, nest: LoopNest, numerics: str = "reassoc") -> Certificat
         problem, program = Violation("buffer", str(error), nest=str(nest)), None
     checks.append(Check("buffers", problem, time.perf_counter() - start))
     if program is None or problem is not None:
-        return Certificate(spec, nest, numerics, tuple(checks))
+        return Certificate(spec, nest, numerics, tuple(checks), original)
+    if original is not None and original != spec:
+        checks.append(_rewrites(original, spec))
     for name, find in _searches(spec, program, numerics):
         start = time.perf_counter()
         try:
@@ -105,7 +115,17 @@ def certify(spec: Spec, nest: LoopNest, numerics: str = "reassoc") -> Certificat
         checks.append(Check(name, found, time.perf_counter() - start))
         if found is not None:
             break
-    return Certificate(spec, nest, numerics, tuple(checks))
+    return Certificate(spec, nest, numerics, tuple(checks), original)
+
+
+def _rewrites(original: Spec, spec: Spec) -> Check:
+    """Compare the user's spec with the rewritten one; where no cell could be evaluated, the check's name says so."""
+    proof = prove(original, spec)
+    found = None
+    if proof.difference is not None:
+        found = Violation("rewrite", f"the rewritten program computes something else: {proof.difference}")
+    left = f" (but for {', '.join(name for name, _ in proof.skipped)}: too large to evaluate)" if proof.skipped else ""
+    return Check(f"rewrites{left}", found, proof.seconds)
 
 
 def _searches(spec: Spec, program: Program, numerics: str) -> Iterator[tuple[str, Callable[[], Iterator[Violation]]]]:

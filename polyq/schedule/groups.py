@@ -1,7 +1,7 @@
 """Groups: which ops share one nest.
 
 A group has a root, an assignment that walks over a result, and members that are computed inside it. A member's level is
-the set of the root's dims that its tensor's subscripts are, in every reader: at a fixed point of the level just one part
+the set of the root's dims that its tensor's subscripts are, in every reader: at a point of the level just one part
 of the tensor is needed, so computing it there repeats nothing (the flow relation, composed with the level's loops, is
 single-valued). Levels have to nest; what does not becomes a root of its own.
 """

@@ -116,7 +116,7 @@ class Schedule:
 
     @cached_property
     def _certificate(self) -> Certificate:
-        return certify(self.plan.spec, self.nest, self.numerics)
+        return certify(self.plan.spec, self.nest, self.numerics, self.spec)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("spec", "numerics", "target", "directives", "notes")}

@@ -109,7 +109,8 @@ def pack_partners(draft: Draft, name: str, tile: Tile, block: str, lane: str, st
     copies: list[str] = []
     for tensor in dict.fromkeys(r.tensor for r in op.reads):
         load = next(r for r in op.reads if r.tensor == tensor)
-        if dtypes.info(load.dtype).bits < 16 or not any({block, lane, step, f"{tile.dim}h"} & e.dims() for e in load.index):
+        inside = {block, lane, step, f"{tile.dim}h"}
+        if dtypes.info(load.dtype).bits < 16 or not any(inside & e.dims() for e in load.index):
             continue
         t = draft.spec.tensor(tensor)
         last = len(t.shape) - 1

@@ -105,7 +105,8 @@ def _tiles(draft: Draft, op: Op, dim: str, reduced: bool, lanes: int, others: li
 
 def _streams(op: Op, dim: str, unroll: tuple[tuple[str, int], ...]) -> int:
     """The most rows of one operand that a tile walks side by side."""
-    return max((_product(tuple((d, n) for d, n in unroll if any(d in e.dims() for e in r.index))) for r in op.reads), default=1)
+    used = [{d for e in r.index for d in e.dims()} for r in op.reads]
+    return max((_product(tuple((d, n) for d, n in unroll if d in dims)) for dims in used), default=1)
 
 
 def _live(op: Op, dim: str, vectors: int, unroll: tuple[tuple[str, int], ...]) -> int:
