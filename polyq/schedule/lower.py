@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
+from polyq.affine.dtypes import info
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint, Dim
 from polyq.affine.scalar import Const, Index, Load, Scalar, map_scalar, substitute_dims
@@ -48,6 +50,37 @@ class Local:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Where lowering stands in a stage: what it computes, which remainders are taken, loop variables so far, depth.
+
+    ``mains`` and ``tails`` hold outer axes of splits; with a ``#`` behind it, an axis cut where whole tiles end.
+    """
+
+    op: Op
+    region: Region
+    mains: frozenset[str] = frozenset()
+    tails: frozenset[str] = frozenset()
+    names: tuple[tuple[str, str], ...] = ()
+    depth: int = 0
+
+    def main(self, axis: str) -> Walk:
+        """Take the whole tiles of ``axis``."""
+        return replace(self, mains=self.mains | {axis})
+
+    def tail(self, axis: str) -> Walk:
+        """Take what whole tiles of ``axis`` leave over."""
+        return replace(self, tails=self.tails | {axis})
+
+    def settled(self, axis: str) -> bool:
+        """Whether one of the two was taken."""
+        return axis in self.mains | self.tails
+
+    def without(self, axis: str) -> Walk:
+        """Forget which of the two was taken."""
+        return replace(self, mains=self.mains - {axis}, tails=self.tails - {axis})
+
+
 def lower(plan: Plan) -> LoopNest:
     """Return the loop nest of ``plan``; raise :class:`ScheduleError` where scratch has no constant size."""
     return _Lowering(plan).nest()
@@ -79,8 +112,9 @@ class _Lowering:
         taken.add(candidate)
         return candidate
 
-    def _local(self, op: Op, region: Region, tails: frozenset[str], names: Mapping[str, str]) -> Local:
-        """Make a stage concrete; ``tails`` are the splits (by outer axis) whose remainder this is."""
+    def _local(self, walk: Walk) -> Local:
+        """Make a stage concrete."""
+        op, region, tails, names = walk.op, walk.region, walk.tails, dict(walk.names)
         stage = self.stages[op.name]
         roots = dict(zip(op.dims, region.extent, strict=True))
         size = extents(stage, roots)
@@ -108,48 +142,31 @@ class _Lowering:
         return Local(stage, axes, loop, dims, tuple(dict.fromkeys(constraints)), size, first, value)
 
     def _stage(self, op: Op, frame: Frame, region: Region) -> Block:
-        return self._axis(op, frame, region, frozenset(), frozenset(), {}, 0)
+        return self._axis(Walk(op, region), frame)
 
-    def _axis(
-        self,
-        op: Op,
-        frame: Frame,
-        region: Region,
-        mains: frozenset[str],
-        tails: frozenset[str],
-        names: dict[str, str],
-        depth: int,
-    ) -> Block:
-        """Emit the axes of ``op`` from ``depth`` on."""
-        local = self._local(op, region, tails, names)
-        if depth == len(local.axes):
-            return self._statement(op, local, frame, mains, tails)
-        axis = local.axes[depth]
+    def _axis(self, walk: Walk, frame: Frame) -> Block:
+        """Emit the axes of a stage from the walk's depth on."""
+        local = self._local(walk)
+        if walk.depth == len(local.axes):
+            return self._statement(walk, local, frame)
+        axis = local.axes[walk.depth]
         split = next((s for s in local.stage.splits if s.outer == axis), None)
-        if split and axis not in mains | tails and self._peels(op, local, split):
-            whole = (
-                _whole(local.stage, split.axis, local.extents)
-                == (_whole(local.stage, split.axis, local.extents) // split.factor) * split.factor
-            )
-            whole = whole and _whole(local.stage, split.axis, local.extents) == local.extents[split.axis]
-            blocks = self._axis(op, frame, region, mains | {axis}, tails, dict(names), depth)
-            if not whole:
-                blocks += self._axis(op, frame, region, mains, tails | {axis}, dict(names), depth)
-            return blocks
+        if split and not walk.settled(axis) and self._peels(walk.op, local, split):
+            count = _whole(local.stage, split.axis, local.extents)
+            blocks = self._axis(walk.main(axis), frame)
+            exact = count % split.factor == Affine(0) and count == local.extents[split.axis]
+            return blocks if exact else blocks + self._axis(walk.tail(axis), frame)
         ragged = f"{axis}#"
-        if ragged not in mains | tails and len(self._ragged(local, mains, tails, depth)) == 1:
-            blocks = self._axis(op, frame, region, mains | {ragged}, tails, dict(names), depth)
-            return blocks + self._axis(op, frame, region, mains, tails | {ragged}, dict(names), depth)
-        return self._loop(op, frame, region, mains, tails, names, depth, local)
+        if not walk.settled(ragged) and len(self._ragged(walk, local)) == 1:
+            return self._axis(walk.main(ragged), frame) + self._axis(walk.tail(ragged), frame)
+        return self._loop(walk, frame)
 
-    def _ragged(
-        self, local: Local, mains: frozenset[str], tails: frozenset[str], depth: int
-    ) -> list[tuple[Constraint, Affine]]:
+    def _ragged(self, walk: Walk, local: Local) -> list[tuple[Constraint, Affine]]:
         """Constraints that hold for whole tiles of later lanes and copies but not the last, with the last whole tile.
 
         They stem from dims of the op that were split where the factor does not divide the extent.
         """
-        axis, later = local.axes[depth], local.axes[depth + 1 :]
+        axis, later = local.axes[walk.depth], local.axes[walk.depth + 1 :]
         var = local.vars[axis]
         inner = {
             local.vars[a]: (0, local.extents[a].const - 1)
@@ -157,7 +174,7 @@ class _Lowering:
             if local.stage.kind(a) in ("unroll", "vector") and local.extents[a].is_constant
         }
         found: list[tuple[Constraint, Affine]] = []
-        for c in self._active(local, mains, tails):
+        for c in self._active(walk, local):
             a = c.expr.coefficient(Dim(var))
             hidden = c.expr.dims() & set(inner)
             if (
@@ -191,23 +208,13 @@ class _Lowering:
             root = parent.axis
         return not any(root in c.expr.dims() for c in op.where)
 
-    def _loop(
-        self,
-        op: Op,
-        frame: Frame,
-        region: Region,
-        mains: frozenset[str],
-        tails: frozenset[str],
-        names: dict[str, str],
-        depth: int,
-        local: Local,
-    ) -> Block:
-        axis = local.axes[depth]
-        names[axis] = self._fresh(axis, self.names)
-        local = self._local(op, region, tails, names)
-        constraints = self._active(local, mains, tails)
+    def _loop(self, walk: Walk, frame: Frame) -> Block:
+        op, axis = walk.op, self._local(walk).axes[walk.depth]
+        walk = replace(walk, names=(*walk.names, (axis, self._fresh(axis, self.names))))
+        local = self._local(walk)
+        constraints = self._active(walk, local)
         var = local.vars[axis]
-        later = {local.vars[a] for a in local.axes[depth + 1 :]}
+        later = {local.vars[a] for a in local.axes[walk.depth + 1 :]}
         low, high = loop_bounds(var, constraints, later, {**local.ranges(), **frame.ranges}, frame)
         gaps = ((h - lo).bounds(frame.ranges) for h in high for lo in low)
         if any(gap is not None and gap[1] <= 0 for gap in gaps):
@@ -223,14 +230,14 @@ class _Lowering:
         inner = self._open(frame, var, low, high)
         if kind == "parallel":
             inner = replace(inner, threaded=f"the axis {axis!r} of {op.name}")
-        body = self._inside(op, inner, region, mains, tails, names, depth, local)
+        body = self._inside(walk, local, inner)
         return (Loop(var, low, high, kind, body),)
 
-    def _active(self, local: Local, mains: frozenset[str], tails: frozenset[str]) -> tuple[Constraint, ...]:
+    def _active(self, walk: Walk, local: Local) -> tuple[Constraint, ...]:
         """Drop what whole tiles satisfy: for these, the outer axis stops at the last whole tile."""
         out = list(local.constraints)
         for s in local.stage.splits:
-            if s.outer not in mains:
+            if s.outer not in walk.mains:
                 continue
             size = local.extents[s.axis]
             outer = Affine.dim(local.vars[s.outer])
@@ -244,14 +251,15 @@ class _Lowering:
             out = [c for c in out if c.expr not in met]
             out = [Constraint(full - 1 - outer) if c.expr == ceil - 1 - outer else c for c in out]
         for depth, axis in enumerate(local.axes):
-            if f"{axis}#" in mains | tails:
-                bare = frozenset(m for m in mains if m != f"{axis}#"), frozenset(t for t in tails if t != f"{axis}#")
-                edge = self._ragged(local, *bare, depth)
-                v = Affine.dim(local.vars[axis])
-                if f"{axis}#" in mains:
-                    out = [c for c in out if all(c != e for e, _ in edge)] + [Constraint(last - v) for _, last in edge]
-                elif len(edge) == 1:
-                    out = [*out, Constraint(v - edge[0][1] - 1)]
+            cut = f"{axis}#"
+            if not walk.settled(cut):
+                continue
+            edge = self._ragged(replace(walk.without(cut), depth=depth), local)
+            v = Affine.dim(local.vars[axis])
+            if cut in walk.mains:
+                out = [c for c in out if all(c != e for e, _ in edge)] + [Constraint(last - v) for _, last in edge]
+            elif len(edge) == 1:
+                out = [*out, Constraint(v - edge[0][1] - 1)]
         return tuple(out)
 
     def _open(self, frame: Frame, var: str, low: tuple[Affine, ...], high: tuple[Affine, ...]) -> Frame:
@@ -265,31 +273,23 @@ class _Lowering:
         return replace(frame, open=(*frame.open, var), constraints=(*frame.constraints, *added), ranges=ranges)
 
     # ---- producers
-    def _inside(
-        self,
-        op: Op,
-        frame: Frame,
-        region: Region,
-        mains: frozenset[str],
-        tails: frozenset[str],
-        names: dict[str, str],
-        depth: int,
-        local: Local,
-    ) -> Block:
+    def _inside(self, walk: Walk, local: Local, frame: Frame) -> Block:
         """Emit what stands in one iteration: scratch, producers placed here, then the next axis."""
-        axis = self._original_axis(local, depth)
+        op, following = walk.op, replace(walk, depth=walk.depth + 1)
+        axis = self._original_axis(local, walk.depth)
         here = [c for c in self.plan.children(op.name) if (at := self.stages[c.name].at) is not None and at[1] in axis]
         if not here:
-            return self._axis(op, frame, region, mains, tails, names, depth + 1)
-        regions, boxes = self._regions(op, local, frame, depth)
+            return self._axis(following, frame)
+        regions, boxes = self._regions(op, local, frame)
         buffers: list[Buffer] = []
         for child in here:
-            if child.target not in frame.scratch and self._is_private(child.target, op.name):
+            constant = all(e.is_constant for e in boxes[child.name].extent)
+            if constant and child.target not in frame.scratch and self._is_private(child.target, op.name):
                 frame = self._scratch(child.target, boxes[child.name], frame, op.name, axis[0], buffers)
         body: list[Loop | Guard | Scope | Assign] = []
         for child in here:
             body += self._stage(child, frame, regions[child.name])
-        body += self._axis(op, frame, region, mains, tails, names, depth + 1)
+        body += self._axis(following, frame)
         return (Scope(tuple(buffers), tuple(body)),) if buffers else tuple(body)
 
     def _original_axis(self, local: Local, depth: int) -> tuple[str, ...]:
@@ -313,11 +313,18 @@ class _Lowering:
         t = self.spec.tensor(tensor)
         name = tensor if tensor not in self.local_tensors else self._fresh(tensor, self.buffers)
         self.local_tensors.add(tensor)
+        size = prod(shape) * max(info(t.dtype).bits, 8) // 8
+        if size > SCRATCH_BUDGET:
+            raise ScheduleError(
+                f"scratch for {tensor} inside {host} at {axis}: its tile of {' x '.join(map(str, shape))} {t.dtype} "
+                f"takes {size} bytes, {SCRATCH_BUDGET} are allowed; a tile {-(-size // SCRATCH_BUDGET)} times smaller fits: "
+                f"split a longer axis of {host}, or place {tensor} further in"
+            )
         kept = tuple(k for k, e in enumerate(shape) if e != 1)  # a dim of extent 1 is no dim of the tile
         buffers.append(Buffer(name, t.dtype, tuple(Affine(shape[k]) for k in kept), "scratch"))
         return replace(frame, scratch={**frame.scratch, tensor: Placed(name, box.base, kept)})
 
-    def _regions(self, op: Op, local: Local, frame: Frame, depth: int) -> tuple[dict[str, Region], dict[str, Box]]:
+    def _regions(self, op: Op, local: Local, frame: Frame) -> tuple[dict[str, Region], dict[str, Box]]:
         regions: dict[str, Region] = {}
         boxes: dict[str, Box] = {}
         self._collect(op, local, frame.open, frame.ranges, regions, boxes)
@@ -342,7 +349,7 @@ class _Lowering:
             others = [r for r in readers if r.op != child.name]
             box = box_of(child.target, others, visible, known, self.spec.tensor(child.target).extents)
             regions[child.name], boxes[child.name] = region_of(child, box), box
-            inner = self._local(child, regions[child.name], frozenset(), {})
+            inner = self._local(Walk(child, regions[child.name]))
             # seen from here, the loops of this stage that the reader stands in may be closed as well
             deeper = self._collect(child, inner, tuple(visible), known, regions, boxes)
             readers += [replace(r, ranges=(*r.ranges, *local.ranges().items())) for r in deeper]
@@ -360,7 +367,9 @@ class _Lowering:
         )
 
     # ---- statements
-    def _statement(self, op: Op, local: Local, frame: Frame, mains: frozenset[str], tails: frozenset[str]) -> Block:
+    def _statement(self, walk: Walk, local: Local, frame: Frame) -> Block:
+        op = walk.op
+
         def access(tensor: str, index: tuple[Affine, ...]) -> tuple[str, tuple[Affine, ...]]:
             if tensor in frame.scratch:
                 tile = frame.scratch[tensor]
@@ -377,7 +386,7 @@ class _Lowering:
         value = map_scalar(substitute_dims(op.body, dims), leaf)
         target, index = access(op.target, tuple(e.substitute(dims) for e in op.index))
         assign = Assign(op.name, tuple(dims[d] for d in op.dims), target, index, value, op.reduce)
-        left = [c for c in self._active(local, mains, tails) if needs_guard(c) and not holds(c, frame.ranges)]
+        left = [c for c in self._active(walk, local) if needs_guard(c) and not holds(c, frame.ranges)]
         return (Guard(tuple(left), (assign,)),) if left else (assign,)
 
 
