@@ -317,8 +317,8 @@ class _Lowering:
         if size > SCRATCH_BUDGET:
             raise ScheduleError(
                 f"scratch for {tensor} inside {host} at {axis}: its tile of {' x '.join(map(str, shape))} {t.dtype} "
-                f"takes {size} bytes, {SCRATCH_BUDGET} are allowed; a tile {-(-size // SCRATCH_BUDGET)} times smaller fits: "
-                f"split a longer axis of {host}, or place {tensor} further in"
+                f"takes {size} bytes, {SCRATCH_BUDGET} are allowed; one {-(-size // SCRATCH_BUDGET)} times smaller "
+                f"fits: split a longer axis of {host}, or place {tensor} further in"
             )
         kept = tuple(k for k, e in enumerate(shape) if e != 1)  # a dim of extent 1 is no dim of the tile
         buffers.append(Buffer(name, t.dtype, tuple(Affine(shape[k]) for k in kept), "scratch"))

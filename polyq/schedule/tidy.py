@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from polyq.affine.expr import Affine
+from polyq.affine.expr import Affine, Constraint
 from polyq.affine.scalar import substitute_dims
-from polyq.schedule.loopnest import Assign, Block, Guard, Loop, Scope
+from polyq.schedule.loopnest import Assign, Block, Guard, Loop, Scope, walk
 
 __all__ = ["tidy"]
 
@@ -25,7 +25,8 @@ def tidy(block: Block, known: Mapping[str, Affine]) -> Block:
                 if len(low) == len(high) == 1 and high[0] - low[0] == Affine(1):
                     out += tidy(body, {**known, var: low[0]})
                 elif inner := tidy(body, known):
-                    out.append(Loop(var, low, high, kind, inner))
+                    loop = Loop(var, low, high, kind, inner)
+                    out += _written_out(loop) if _is_ragged_copy(loop) else (loop,)
             case Guard(constraints, body):
                 if inner := tidy(body, known):
                     out.append(Guard(tuple(c.substitute(known) for c in constraints), inner))
@@ -34,6 +35,48 @@ def tidy(block: Block, known: Mapping[str, Affine]) -> Block:
                     out.append(Scope(buffers, inner))
             case Assign():
                 out.append(_rebound(node, known))
+    return tuple(out)
+
+
+#: an unrolled loop of up to so many iterations, some of which may fall away, is written out
+MOST_GUARDED = 8
+
+
+def _is_ragged_copy(loop: Loop) -> bool:
+    """Whether an unrolled loop has a constant number of iterations at most, and fewer at times."""
+    most = [e.const for e in loop.upper if e.is_constant]
+    flat = not any(isinstance(node, Scope) for node in walk(loop.body))
+    return (
+        loop.kind == "unroll"
+        and loop.lower == (Affine(0),)
+        and 0 < min(most, default=0) <= MOST_GUARDED
+        and len(loop.upper) > len(most)
+        and flat
+    )
+
+
+def _written_out(loop: Loop) -> Block:
+    """Write out the iterations, each under its condition: subscripts stay known, and tiles in registers."""
+    most = min(e.const for e in loop.upper if e.is_constant)
+    bounds = [e for e in loop.upper if not e.is_constant]
+    return tuple(
+        Guard(tuple(Constraint(e - 1 - i) for e in bounds), _renamed(tidy(loop.body, {loop.var: Affine(i)}), i))
+        for i in range(most)
+    )
+
+
+def _renamed(block: Block, copy: int) -> Block:
+    """Give the loops of one copy variables of their own."""
+    out: list[Loop | Guard | Scope | Assign] = []
+    for node in block:
+        if isinstance(node, Loop):
+            name = f"{node.var}~{copy}"
+            inner = _renamed(tidy(node.body, {node.var: Affine.dim(name)}), copy)
+            out.append(replace(node, var=name, body=inner))
+        elif isinstance(node, Assign):
+            out.append(node)
+        else:
+            out.append(replace(node, body=_renamed(node.body, copy)))
     return tuple(out)
 
 
