@@ -157,7 +157,8 @@ class _Lowering:
             exact = count % split.factor == Affine(0) and count == local.extents[split.axis]
             return blocks if exact else blocks + self._axis(walk.tail(axis), frame)
         ragged = f"{axis}#"
-        if not walk.settled(ragged) and len(self._ragged(walk, local)) == 1:
+        a_loop = local.stage.kind(axis) in ("serial", "parallel")
+        if a_loop and not walk.settled(ragged) and len(self._ragged(walk, local)) == 1:
             return self._axis(walk.main(ragged), frame) + self._axis(walk.tail(ragged), frame)
         return self._loop(walk, frame)
 
@@ -220,8 +221,10 @@ class _Lowering:
         if any(gap is not None and gap[1] <= 0 for gap in gaps):
             return ()  # a remainder that never has an iteration
         kind = local.stage.kind(axis)
-        if kind == "vector" and local.extents[axis] not in high:  # the width stays in sight where fewer lanes live
-            high = (local.extents[axis], *high)
+        size = local.extents[axis]
+        # the most iterations stay in sight where there may be fewer
+        if size not in high and (kind == "vector" or (kind == "unroll" and any(not e.is_constant for e in high))):
+            high = (size, *high)
         if kind == "parallel" and frame.threaded is not None:
             raise ScheduleError(
                 f"{op.name}: the axis {axis!r} is parallel inside {frame.threaded}, which is parallel already; "
