@@ -389,7 +389,9 @@ class _Lowering:
         value = map_scalar(substitute_dims(op.body, dims), leaf)
         target, index = access(op.target, tuple(e.substitute(dims) for e in op.index))
         assign = Assign(op.name, tuple(dims[d] for d in op.dims), target, index, value, op.reduce)
-        left = [c for c in self._active(walk, local) if needs_guard(c) and not holds(c, frame.ranges)]
+        # loop bounds hold neither floors of loop variables nor what is about parameters alone
+        kept = (c for c in self._active(walk, local) if needs_guard(c) or not c.expr.dims())
+        left = [c for c in kept if not holds(c, frame.ranges)]
         return (Guard(tuple(left), (assign,)),) if left else (assign,)
 
 

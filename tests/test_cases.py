@@ -1,0 +1,25 @@
+"""Kernels of hand-worked programs, and of what once was built wrong: every value here was worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import polyq
+
+KINDS = ("naive", "auto")
+
+
+def kernel(text: str, kind: str = "auto", numerics: str = "reassoc", target: str = "native", **tensors):
+    return polyq.build(getattr(polyq.Schedule, kind)(polyq.parse(text, **tensors), numerics=numerics, target=target))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_conditions_on_parameters_alone(kind):
+    guarded = kernel("y[i] += x[i] where n >= 3\nz[i] = 2.0 where n % 2 == 0, i < n", kind, x=("f32", ("n",)))
+    for n in range(6):
+        y, z = guarded(x=np.ones(n, np.float32))
+        np.testing.assert_array_equal(y, np.full(n, float(n >= 3)))
+        np.testing.assert_array_equal(z, np.full(n - n % 2, 2.0 * (n % 2 == 0)))  # the box ends at the largest i of all n
+    never = kernel("y[i, j] += x[i] * z[j] where 1 < 0", kind, x=("f32", (4,)), z=("f32", (9,)))
+    assert never(np.ones(4, np.float32), np.ones(9, np.float32)).shape == (0, 0)
