@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polyq.affine import dtypes
 from polyq.affine.spec import Op
-from polyq.schedule.draft import Draft, size_of
+from polyq.schedule.draft import Draft, plain_dim, size_of
 from polyq.schedule.tiles import stride
 
 __all__ = ["share_among_threads", "split_lanes", "widest_dtype"]
@@ -62,6 +62,8 @@ def share_among_threads(
         for s in stage.splits:
             if s.outer == axis or (s.axis in (axis, root) and s.outer == axis):
                 parts *= s.factor
+        if _shares_bytes(draft, spec_op, root, parts):
+            continue
         sizes[axis] = size_of(spec_op.extent(root)) // parts
     many = 4 * draft.target.cores
     chosen = next((a for a in axes if sizes.get(a, 0) >= many), None) or max(
@@ -69,3 +71,11 @@ def share_among_threads(
     )
     if chosen is not None and sizes[chosen] > 1:
         draft.do("mark", op=op, axis=chosen, kind="parallel")
+
+
+def _shares_bytes(draft: Draft, op: Op, dim: str, step: int) -> bool:
+    """Whether neighbours along ``dim``, ``step`` elements apart, may write elements of one byte."""
+    d = dtypes.info(draft.spec.tensor(op.target).dtype)
+    if not d.packed or not op.index or dim not in op.index[-1].dims():
+        return False
+    return plain_dim(op.index[-1]) != dim or step % (8 // d.bits) != 0

@@ -87,8 +87,10 @@ def sum_in_lanes(draft: Draft, op: Op, tile: Tile) -> list[str]:
             keep = [f"{k}h", lane]
         pack_partners(draft, name, tile, block, lane, step)
     else:
-        long = op.extent(k).is_constant and op.extent(k).const >= CHAINS * tile.lanes
-        chains = max(CHAINS if long and not tile.unroll else 1, tile.vectors)
+        step_size = CHAINS * tile.lanes
+        known = op.extent(k).is_constant
+        even = known and (op.extent(k).const % step_size == 0 or op.extent(k).const >= 16 * step_size)
+        chains = tile.vectors if tile.vectors > 1 or tile.unroll or not even else CHAINS
         whole = lane if chains == 1 else f"{k}w"
         draft.do("split_dim", op=name, dim=k, factor=tile.lanes * chains, outer=block, inner=whole)
         if chains > 1:

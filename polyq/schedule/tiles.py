@@ -91,7 +91,7 @@ def _tiles(draft: Draft, op: Op, dim: str, reduced: bool, lanes: int, others: li
     if fields > 1:  # the conversion of a word's fields bounds these tiles: independent sums count, not reuse
         pairs = [c for c in pairs if all(op.extent(d).is_constant for d in c)]
     for dims in pairs:
-        for vectors in (1,) if fields > 1 else (1, 2, 4, 8):
+        for vectors in (1,) if fields > 1 else _vector_counts(op, dim, lanes):
             if not reduced and vectors * lanes > max(lanes, size_of(op.extent(dim))):
                 continue
             tiles += [
@@ -101,6 +101,13 @@ def _tiles(draft: Draft, op: Op, dim: str, reduced: bool, lanes: int, others: li
                 and not (reduced and _product(unroll) > STREAMS and _streams(op, dim, unroll) > STREAMS)
             ]
     return tiles
+
+
+def _vector_counts(op: Op, dim: str, lanes: int) -> tuple[int, ...]:
+    """How many vectors of lanes a tile may have side by side: powers of two, and all of a short dim."""
+    size = size_of(op.extent(dim))
+    whole = size // lanes if op.extent(dim).is_constant and size % lanes == 0 else 1
+    return tuple(sorted({1, 2, 4, 8, whole if whole <= 8 else 1}))
 
 
 def _streams(op: Op, dim: str, unroll: tuple[tuple[str, int], ...]) -> int:
@@ -239,7 +246,7 @@ def _weigh(
         total += 4.0 * lanes / max(reduction, 1)
     if not op.extent(dim).is_constant:  # it may turn out to be 1, and all lanes but one would idle
         total += lanes / 2
-    ragged = size_of(op.extent(dim)) % (lanes * fields if reduced else lanes)
+    ragged = size_of(op.extent(dim)) % (lanes * max(fields, vectors) if reduced else lanes)
     if op.extent(dim).is_constant and ragged:
-        total += lanes / size_of(op.extent(dim))
+        total += lanes * vectors / size_of(op.extent(dim))
     return Tile(dim, reduced, lanes, vectors, unroll, fields, total)
