@@ -21,7 +21,7 @@ from polyq.schedule.cores import schedule_core
 from polyq.schedule.draft import Draft, plain_dim, size_of, work_of
 from polyq.schedule.groups import Group, group_of
 from polyq.schedule.legality import is_carried
-from polyq.schedule.rows import schedule_plain, schedule_rows
+from polyq.schedule.rows import schedule_dots, schedule_plain, schedule_rows
 from polyq.schedule.schedule import Schedule
 from polyq.schedule.target import Target
 from polyq.schedule.tiles import stride
@@ -51,7 +51,8 @@ def automatic(spec: Spec, numerics: str, target: str) -> Schedule:
         if not done - handled:
             raise AssertionError(f"the automatic schedule does not get past {op.name}")
         handled |= done | {s.op for s in draft.plan.stages if s.at is not None or s.kinds}
-    return _checked(Schedule(spec, numerics, target, tuple(draft.directives), tuple(draft.notes)))
+    plain = "every statement on its own, in the order of the program, with lanes and threads where nothing is carried"
+    return _checked(Schedule(spec, numerics, target, tuple(draft.directives), tuple(draft.notes) or (plain,)))
 
 
 def _checked(made: Schedule) -> Schedule:
@@ -233,5 +234,11 @@ def _dispatch(draft: Draft, root: Op, group: Group) -> None:
 def _plain(draft: Draft, tensor: str) -> None:
     """Keep the order of the program, and use lanes and threads where no dependence is carried."""
     for op in draft.spec.writers(tensor):
-        free = [d for d in op.dims if size_of(op.extent(d)) > 1 and not is_carried(draft.spec, op.name, d)]
-        schedule_plain(draft, op, frozenset(free))
+        free = frozenset(d for d in op.dims if size_of(op.extent(d)) > 1 and not is_carried(draft.spec, op.name, d))
+        point = draft.save()
+        try:
+            if schedule_dots(draft, op, free):
+                continue
+        except ScheduleError:
+            draft.restore(point)
+        schedule_plain(draft, draft.spec.op(op.name), free)

@@ -12,7 +12,7 @@ from polyq.schedule.groups import Group, Member
 from polyq.schedule.sums import arrange, sum_in_lanes
 from polyq.schedule.tiles import choose_tile
 
-__all__ = ["schedule_plain", "schedule_rows"]
+__all__ = ["schedule_dots", "schedule_plain", "schedule_rows"]
 
 
 def schedule_plain(draft: Draft, op: Op, free: frozenset[str] | None = None) -> None:
@@ -37,6 +37,32 @@ def schedule_plain(draft: Draft, op: Op, free: frozenset[str] | None = None) -> 
         axes = split_lanes(draft, op, dim, lanes, axes)
     share_among_threads(draft, op.name, axes, free, in_place and dim)
     _store_past_cache(draft, op)
+
+
+def schedule_dots(draft: Draft, op: Op, free: frozenset[str]) -> bool:
+    """Give a reduction over part of a box (a triangle, a band) lanes along its sum, one cell of the result at a time.
+
+    Returns whether it fits: the constraints are about dims of the result alone, and lanes lie along a reduced dim.
+    """
+    result = [d for e in op.index if (d := plain_dim(e)) is not None]
+    bound = {d for c in op.where for d in c.expr.dims()}
+    if op.reduce is None or not op.where or len(result) != len(op.index) or not bound <= set(result):
+        return False
+    if any(r.tensor == op.target for r in op.reads):
+        return False
+    tile = choose_tile(draft, op, frozenset(result))
+    if tile is None or not tile.reduced:
+        return False
+    parts = sum_in_lanes(draft, op, tile)
+    lane = f"{tile.dim}l"
+    for part in parts:
+        draft.do("fuse", producer=part, into=op.name, at=result[-1])
+        arrange(draft, part, tile)
+    draft.order(op.name, [*result, lane])
+    draft.do("mark", op=op.name, axis=lane, kind="unroll")
+    share_among_threads(draft, op.name, result, free)
+    draft.note(f"{op.target}: {tile}, one cell at a time")
+    return True
 
 
 def _store_past_cache(draft: Draft, op: Op) -> None:
