@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (polyq.PolyqError, OSError) as error:
+    except (polyq.PolyqError, OSError, MemoryError) as error:
         print(f"python -m polyq: {_one_line(error)}", file=sys.stderr)
         return 2
 

@@ -152,7 +152,7 @@ def test_names():
         ("not x[i]", "`not x[i]`: not: expected bool, got f32; cast the operand"),
         ("x[i] if x[i] > 0 else 0", "`x[i] if x[i] > 0 else 0`: write select(condition, a, b)"),
         ("x[i] in w[i]", "`x[i] in w[i]`: expected a comparison with <, <=, >, >=, == or !="),
-        ("x[i]**2", "`x[i] ** 2` is no part of index notation"),
+        ("x[i]**2", "`x[i] ** 2`: there are no powers; write a product, such as a * a"),
         ("'text'", "`'text'` is no part of index notation"),
         ("lambda: 1", "`lambda: 1` is no part of index notation"),
         ("exp(x=1)", "`exp(x=1)` is no part of index notation"),

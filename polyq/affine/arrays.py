@@ -191,6 +191,11 @@ def _as_array(tensor: Tensor, value: Any) -> Array:
         raise ArgumentTypeError(f"{tensor.name}: a masked array is not taken, its mask would be lost; fill it first")
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value)
+    if isinstance(value, (list, tuple, int, float)):
+        raise ArgumentTypeError(
+            f"{tensor.name}: expected an array on the CPU of {_expected_dtype(tensor.dtype)}, "
+            f"got {_kind(value)}: numpy.asarray makes an array of it"
+        )
     try:
         if hasattr(value, "__dlpack__"):
             return np.from_dlpack(value)

@@ -198,6 +198,8 @@ class Reader:
                 return _named(node, lambda: call(name, *values))
             case ast.IfExp():
                 raise SpecError(f"`{source(node)}`: write select(condition, a, b)")
+            case ast.BinOp(op=ast.Pow()):
+                raise SpecError(f"`{source(node)}`: there are no powers; write a product, such as a * a")
             case _:
                 raise SpecError(f"`{source(node)}` is no part of index notation")
 

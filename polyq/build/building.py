@@ -88,7 +88,7 @@ def _spec_of(program: object) -> Spec:
 def _options_of(program: Spec | Schedule, numerics: str | None, target: str | None) -> tuple[str, str]:
     """Return the numerics and the target's name, refused by name where they are not there."""
     if numerics is not None and numerics not in NUMERICS:
-        raise ScheduleError(f"numerics={numerics!r} is not there (yet); choose one of {', '.join(map(repr, NUMERICS))}")
+        raise ScheduleError(f"numerics={numerics!r} is not known; choose one of {', '.join(map(repr, NUMERICS))}")
     if target is not None and target not in {"native", *TARGETS}:
         known = ", ".join(map(repr, ("native", *TARGETS)))
         raise ScheduleError(f"target={target!r} is not known; choose one of {known}")

@@ -65,6 +65,9 @@ class Timing:
         """Float operations of the spec in 1e9 a second."""
         return None if self.operations is None else self.operations / self.median / 1e9
 
+    def __repr__(self) -> str:
+        return f"<Timing of {self}>"  # not the thousands of single times, which a notebook would show
+
     def __str__(self) -> str:
         low, high = self.spread
         sizes = "".join(f" {name}={value}" for name, value in self.params)

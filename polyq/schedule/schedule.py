@@ -248,4 +248,5 @@ class Schedule:
 
     def explain(self) -> str:
         """Return each decision with its counts, one a line."""
-        return "\n".join(self.notes) if self.notes else "made by hand:\n" + "\n".join(map(str, self.directives))
+        made = "made by hand" if self.directives else "nothing was decided: each op runs in the order of the program"
+        return "\n".join(self.notes or (made + ":" * bool(self.directives), *map(str, self.directives)))
