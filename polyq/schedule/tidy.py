@@ -22,7 +22,8 @@ def tidy(block: Block, known: Mapping[str, Affine]) -> Block:
                 high = tuple(e.substitute(known) for e in upper)
                 if any((gap := (h - lo)).is_constant and gap.const <= 0 for h in high for lo in low):
                     continue
-                if len(low) == len(high) == 1 and high[0] - low[0] == Affine(1):
+                once = len(low) == len(high) == 1 and high[0] - low[0] == Affine(1)
+                if once or _is_one_lane(node, low, high):
                     out += tidy(body, {**known, var: low[0]})
                 elif inner := tidy(body, known):
                     loop = Loop(var, low, high, kind, inner)
@@ -36,6 +37,14 @@ def tidy(block: Block, known: Mapping[str, Affine]) -> Block:
             case Assign():
                 out.append(_rebound(node, known))
     return tuple(out)
+
+
+def _is_one_lane(loop: Loop, low: tuple[Affine, ...], high: tuple[Affine, ...]) -> bool:
+    """Whether a vector has one live lane, and its cells have no place for the others."""
+    if loop.kind != "vector" or len(low) != 1 or not all((h - low[0]).is_constant for h in high):
+        return False
+    cells = [e for node in walk(loop.body) if isinstance(node, Assign) for e in node.index]
+    return min((h - low[0]).const for h in high) == 1 and not any(loop.var in e.dims() for e in cells)
 
 
 #: an unrolled loop of up to so many iterations, some of which may fall away, is written out
