@@ -20,7 +20,7 @@ def test_conditions_on_parameters_alone(kind):
     for n in range(6):
         y, z = guarded(x=np.ones(n, np.float32))
         np.testing.assert_array_equal(y, np.full(n, float(n >= 3)))
-        np.testing.assert_array_equal(z, np.full(n - n % 2, 2.0 * (n % 2 == 0)))  # the box ends at the largest i of all n
+        np.testing.assert_array_equal(z, np.full(n - n % 2, 2.0 * (n % 2 == 0)))
     never = kernel("y[i, j] += x[i] * z[j] where 1 < 0", kind, x=("f32", (4,)), z=("f32", (9,)))
     assert never(np.ones(4, np.float32), np.ones(9, np.float32)).shape == (0, 0)
 
@@ -36,3 +36,29 @@ def test_threads_never_share_a_byte(dtype):
         bits = np.concatenate([np.arange(m) % 2, np.zeros(-m % fields, int)])
         right = sum(bits[k::fields] << (8 // fields * k) for k in range(fields)).astype(np.uint8)
         np.testing.assert_array_equal(largest(packed, m=m), right)
+
+
+@pytest.mark.parametrize("target", ["native", "sse"])
+def test_one_column_has_one_lane(target):
+    text = "a[i] max= x[i, j]\ne[i, j] = exp(x[i, j] - a[i])\nt[i] += e[i, j]\ny[i, j] = e[i, j] / t[i]"
+    softmax = kernel(text, target=target, x=("f32", ("m", 1)))
+    for m in (1, 3):
+        np.testing.assert_array_equal(softmax(np.full((m, 1), 3, np.float32)), np.ones((m, 1)))
+
+
+@pytest.mark.parametrize("target", ["native", "sse", "c"])
+def test_halves_by_lane_are_those_of_numpy(target, caplog):
+    halves = np.arange(65536, dtype=np.uint16).view(np.float16)
+    wide = halves.astype(np.float32)
+    with np.errstate(all="ignore"):
+        near = np.concatenate([wide * np.float32(f) for f in (1, 1 + 2**-11, 1 - 2**-11, 1 + 2**-11 + 2**-23, 3)])
+        near = np.concatenate([near, np.array([65504, 65519.99, 65520, 2**-25, 2**-25 * 1.0001, 1e-40], np.float32)])
+        doubles = np.concatenate([near.astype(np.float64) * (1 + d) for d in (0, 2.0**-40, -(2.0**-40))])
+        right = near.astype(np.float16), doubles.astype(np.float16)
+    decode = kernel("y[i] = f32(h[i])", target=target, h=("f16", ("n",)))
+    np.testing.assert_array_equal(decode(halves), wide)
+    encode = kernel("y[i] = f16(x[i])\nz[i] = f16(d[i])", target=target, x=("f32", ("n",)), d=("f64", ("m",)))
+    for got, expected in zip(encode(near, doubles), right, strict=True):
+        np.testing.assert_array_equal(got, expected)
+        assert (np.signbit(got) == np.signbit(expected))[~np.isnan(expected)].all()
+    assert not caplog.records  # the compiler has nothing to say

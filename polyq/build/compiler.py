@@ -23,7 +23,7 @@ from polyq.affine.errors import BuildError, CompilerNotFound
 __all__ = ["OPTIMIZATION", "TIME_LIMIT", "Compiler", "end_compiler", "find_compiler"]
 
 #: No option here changes what floating-point code means, and none links a start-up object that sets the CPU's flags.
-OPTIMIZATION = ("-O3", "-fPIC", "-shared", "-std=gnu11", "-pthread")
+OPTIMIZATION = ("-O3", "-fPIC", "-shared", "-std=gnu11", "-pthread", "-Wno-psabi")
 
 #: Seconds after which a compiler is taken to hang.
 TIME_LIMIT = 300.0
