@@ -150,7 +150,7 @@ def test_parameters_that_no_input_determines():
     np.testing.assert_array_equal(interpret(spec, s=s, n=3), [0, 2, 4])
     assert interpret(spec, s=s, n=np.int64(0)).shape == (0,)
     for value, message in {
-        None: "parameter 'n': no input's shape determines it; pass it by name: n=...",
+        None: "parameter 'n': no axis of an input has that size by itself; pass it by name: n=...",
         -1: "parameter 'n': expected a value of at least 0, got -1",
         2.0: "parameter 'n': expected an integer, got 2.0",
         True: "parameter 'n': expected an integer, got True",
@@ -163,7 +163,7 @@ def test_parameters_that_no_input_determines():
 def test_a_packed_last_axis_determines_nothing():
     spec = parse("y[i] += f32(w[i, k])", w=("u4", ("m", "k")))
     w = np.full((2, 4), 0xFF, np.uint8)
-    with pytest.raises(ArgumentError, match="parameter 'k': no input's shape determines it"):
+    with pytest.raises(ArgumentError, match="parameter 'k': no axis of an input has that size by itself"):
         interpret(spec, w=w)
     np.testing.assert_array_equal(interpret(spec, w=w, k=7), [105, 105])
     np.testing.assert_array_equal(interpret(spec, w=w, k=8), [120, 120])

@@ -95,7 +95,7 @@ def bind_params(spec: Spec, shapes: Mapping[str, Sequence[int]], given: Mapping[
     if missing:
         call = ", ".join(f"{name}=..." for name in missing)
         raise ArgumentError(
-            f"parameter {', '.join(map(repr, missing))}: no input's shape determines it; pass it by name: {call}"
+            f"parameter {', '.join(map(repr, missing))}: no axis of an input has that size by itself; pass it by name: {call}"
         )
     for tensor in spec.inputs:
         _check_shape(tensor, shapes[tensor.name], values, source)
