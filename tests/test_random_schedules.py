@@ -217,10 +217,10 @@ def test_random_directives_get_the_verdict_of_brute_force(chunk: int) -> None:
 def test_a_false_witness_is_told_from_a_true_one() -> None:
     spec = polyq.parse("y[i] += x[i, k]", x=("f32", (2, 3)))
     with pytest.raises(ScheduleError) as refused:
-        Schedule.naive(spec).parallel("y", "k").reorder("y", ["k", "i"])
+        Schedule.naive(spec).reorder("y", ["k", "i"]).parallel("y", "k")
     found = refused.value.witness
     assert isinstance(found, Violation)
-    wanted = unchecked(Schedule.naive(spec).parallel("y", "k"), "reorder", {"op": "y", "axes": ("k", "i")})
+    wanted = unchecked(Schedule.naive(spec).reorder("y", ["k", "i"]), "parallel", {"op": "y", "axis": "k"})
     verdict = judge(wanted.plan.spec, wanted.nest, strict=False)
     assert {f.kind for f in verdict.faults} == {"race"}
     assert lies(spec, verdict, found) is None
