@@ -330,9 +330,14 @@ def test_codes_are_converted_in_registers(tmp_path):
     assert not [t for t in loop if re.match(r"v?(i?div|pinsr|pextr)", t) or "call" in t or "rsp" in t], loop
 
 
-def test_a_nest_of_threads_runs_once():
-    """A parallel loop becomes a region; one inside another stays a loop."""
-    case = Case("rows", "y[i, j] = x[i, j] * 2.0", {"x": ("f32", (8, 8))}, (step("mark", op="y", axis="i", kind="parallel"), step("mark", op="y", axis="j", kind="parallel")))
-    nest = lower(case.plan(8))
-    assert sum(isinstance(n, Loop) and n.kind == "parallel" for n in walk(nest.body)) >= 1
+def test_threads_inside_threads_are_refused():
+    """A parallel loop becomes a region; one inside another is refused, with both named."""
+    rows, columns = (step("mark", op="y", axis=axis, kind="parallel") for axis in "ij")
+    shapes = {"x": ("f32", (8, 8))}
+    nest = lower(Case("rows", "y[i, j] = x[i, j] * 2.0", shapes, (rows,)).plan(8))
     assert c_module(nest, Target.named("c"), "strict").source.count("static void run_region_") == 1
+    with pytest.raises(polyq.ScheduleError) as caught:
+        lower(Case("cells", "y[i, j] = x[i, j] * 2.0", shapes, (rows, columns)).plan(8))
+    assert str(caught.value) == (
+        "y: the axis 'j' is parallel inside the axis 'i' of y, which is parallel already; make one of the two serial"
+    )
