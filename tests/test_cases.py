@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import polyq
+from polyq.affine.errors import ScheduleError, SpecError
 
 KINDS = ("naive", "auto")
 
@@ -62,3 +63,42 @@ def test_halves_by_lane_are_those_of_numpy(target, caplog):
         np.testing.assert_array_equal(got, expected)
         assert (np.signbit(got) == np.signbit(expected))[~np.isnan(expected)].all()
     assert not caplog.records  # the compiler has nothing to say
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "message"),
+    [
+        ("split", ("y", "i", "3"), "split: factor='3': expected an int"),
+        ("split", ("y", "i", None), "split: factor is missing; expected an int"),
+        ("split", (3, "i", 2), "split: op=3: expected a name"),
+        ("vectorize", ("y", "i", 2.5), "split: factor=2.5: expected an int"),
+        ("reorder", ("y", "ik"), "reorder: axes='ik': expected a sequence of names"),
+        ("reorder", ("y", 3), "reorder: axes=3: expected a sequence of names"),
+        ("partial_sums", ("y", [3]), "partial_sums: keep=(3,): expected a sequence of names"),
+        ("inline", ([],), "inline: tensor=[]: expected a name"),
+        ("prefetch", ("x", "far"), "prefetch: ahead='far': expected an int"),
+        ("tile", ("y", "ik"), "tile: sizes='ik': expected sizes by axis, such as {'i': 8}"),
+    ],
+)
+def test_arguments_of_transforms_are_checked(method, arguments, message):
+    schedule = polyq.Schedule.naive(polyq.parse("y[i] += a[i, k] * x[k]", a=("f32", (8, 8)), x=("f32", (8,))))
+    with pytest.raises(ScheduleError) as caught:
+        getattr(schedule, method)(*arguments)
+    assert str(caught.value) == message
+    assert schedule.reorder("y", ["k", "i"]) == schedule.reorder("y", ("k", "i"))
+
+
+@pytest.mark.parametrize("make", [polyq.Schedule.naive, polyq.Schedule.auto])
+def test_what_is_no_spec_has_no_schedule(make):
+    with pytest.raises(ScheduleError, match=r"expected a Spec to schedule .*, got int"):
+        make(3)
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [("y[i] = x[i] where i < 99999999999999999999", ("m",)), ("y[i] = x[i]", (2**70,)), ("y[i] = x[i]", ("m + 2**0",)),
+     ("y = x[1000000000*1000000000*0]", (4,)), ("y[i] = x[9999999999*9999999999*i] where i < 1", (4,))],
+)  # fmt: skip
+def test_numbers_that_no_index_holds_are_refused(text, shape):
+    with pytest.raises(SpecError):
+        polyq.parse(text, x=("f32", shape))

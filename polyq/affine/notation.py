@@ -81,6 +81,8 @@ def _entry(tensor: str, entry: Any) -> int | str:
     size = operator.index(entry)
     if size < 0:
         raise SpecError(f"tensor {tensor}: the shape entry {size} is negative")
+    if size >= 2**48:
+        raise SpecError(f"tensor {tensor}: the shape entry {size} is beyond any memory; extents must be below 2**48")
     return size
 
 

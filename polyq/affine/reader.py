@@ -61,7 +61,7 @@ def affine(node: ast.expr, atom: Callable[[str], Dim | Param]) -> Affine:
     """
     match node:
         case ast.Constant(value=int(value)) if not isinstance(value, bool):
-            return Affine(value)
+            return _small(node, Affine(value))
         case ast.Name(id=name):
             return Affine.of(atom(name))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -69,13 +69,20 @@ def affine(node: ast.expr, atom: Callable[[str], Dim | Param]) -> Affine:
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
             return affine(operand, atom)
         case ast.BinOp(left=left, op=op, right=right):
-            return _affine_binary(node, op, affine(left, atom), affine(right, atom))
+            return _small(node, _affine_binary(node, op, affine(left, atom), affine(right, atom)))
         case ast.Subscript():
             raise SpecError(f"`{source(node)}` is read from memory, which no affine expression can do")
         case ast.Constant(value=value):
             raise SpecError(f"`{value!r}` is no integer; an affine expression has integer constants only")
         case _:
             raise SpecError(f"`{source(node)}` is not affine: sums, products with constants, // and % are")
+
+
+def _small(node: ast.expr, value: Affine) -> Affine:
+    """Refuse numbers that 64-bit index arithmetic cannot hold; room for sums and products of others is left."""
+    if any(abs(number) >= 2**48 for number in (value.const, *(c for _, c in value.terms))):
+        raise SpecError(f"`{source(node)}`: numbers in extents, subscripts and constraints must be below 2**48")
+    return value
 
 
 def _affine_binary(node: ast.BinOp, op: ast.operator, left: Affine, right: Affine) -> Affine:

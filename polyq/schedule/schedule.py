@@ -52,6 +52,11 @@ class Directive:
         return f".{name}({', '.join(f'{k}={_written(v)}' for k, v in arguments.items())})"
 
 
+def _names(value: Any) -> Any:
+    """Return a list as a tuple, which a directive can keep; what is none is refused by the transform."""
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
+
+
 def _written(value: Any) -> str:
     if isinstance(value, tuple):
         entries = [_written(v) for v in cast("tuple[Any, ...]", value)]
@@ -74,6 +79,8 @@ class Schedule:
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.spec, Spec):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ScheduleError(f"expected a Spec to schedule (polyq.parse(...)), got {type(self.spec).__qualname__}")
         if self.numerics not in NUMERICS:
             known = ", ".join(map(repr, NUMERICS))
             raise ScheduleError(f"numerics={self.numerics!r} is not there; choose one of {known}")
@@ -89,7 +96,8 @@ class Schedule:
         """Return the schedule that the cost model chooses; :meth:`explain` says why."""
         from polyq.schedule.auto import automatic  # it builds schedules
 
-        return automatic(spec, numerics, target)
+        plain = Schedule(spec, numerics, target)  # refuses what is none
+        return automatic(plain.spec, numerics, target)
 
     # ---- derived
     @cached_property
@@ -162,6 +170,8 @@ class Schedule:
 
         rewrite: ``for i: for j`` -> ``for io: for jo: for ii: for ji`` with sizes ``{"i": .., "j": ..}``
         """
+        if sizes is not None and not isinstance(sizes, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ScheduleError(f"tile: sizes={sizes!r}: expected sizes by axis, such as {{'i': 8}}")
         sizes = {**(sizes or {}), **named}
         made = self
         outer = {axis: f"{axis}o" for axis in sizes}
@@ -174,7 +184,7 @@ class Schedule:
 
     def reorder(self, op: str, axes: Sequence[str]) -> Schedule:
         """Bring the named axes into this order, outermost first, at the places that they hold together."""
-        return self._with("reorder", op=op, axes=tuple(axes))
+        return self._with("reorder", op=op, axes=_names(axes))
 
     def fuse(self, producer: str, into: str, at: str) -> Schedule:
         """Compute ``producer`` inside the axis ``at`` of ``into``: the tile that this iteration reads, in scratch."""
@@ -214,11 +224,11 @@ class Schedule:
 
     def partial_sums(self, op: str, keep: Sequence[str]) -> Schedule:
         """Reduce in two steps; the partial results keep the dims ``keep``."""
-        return self._with("partial_sums", op=op, keep=tuple(keep))
+        return self._with("partial_sums", op=op, keep=_names(keep))
 
     def factor(self, op: str, inner: Sequence[str]) -> Schedule:
         """Move factors that do not depend on ``inner`` out of the sum over ``inner``."""
-        return self._with("factor", op=op, inner=tuple(inner))
+        return self._with("factor", op=op, inner=_names(inner))
 
     def distribute(self, op: str) -> Schedule:
         """Give each term of a sum its own statement."""

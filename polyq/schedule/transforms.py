@@ -6,8 +6,10 @@ oracle, on the loop nest (``polyq.schedule.legality``), never here.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 
 from polyq.affine import rewrite, sums
 from polyq.affine.dtypes import is_float
@@ -138,8 +140,34 @@ def copy_of(
     return plan.with_spec(rewrite.copy_of(plan.spec, tensor, readers, shape, dims, source, place, name, where))
 
 
+def _is(value: object, annotation: str) -> bool:
+    """Whether a value is what an annotation of this module says; ``True`` for those that callers do not write."""
+    names = {"str": str, "int": int, "str | None": str | None}
+    if annotation == "Sequence[str]":
+        return isinstance(value, tuple | list) and all(isinstance(v, str) for v in value)  # pyright: ignore
+    return annotation not in names or (isinstance(value, names[annotation]) and not isinstance(value, bool))
+
+
+def _checked(transform: Callable[..., Plan]) -> Callable[..., Plan]:
+    """Return the transform with arguments that are there and of the right type."""
+    words = {"str": "a name", "str | None": "a name", "int": "an int", "Sequence[str]": "a sequence of names"}
+    taken = dict(list(inspect.signature(transform).parameters.items())[1:])
+
+    @wraps(transform)
+    def checked(plan: Plan, **given: object) -> Plan:
+        for name, p in taken.items():
+            if name not in given and p.default is p.empty:
+                raise ScheduleError(f"{transform.__name__}: {name} is missing; expected {words[p.annotation]}")
+            if name in given and not _is(given[name], p.annotation):
+                what = words[p.annotation]
+                raise ScheduleError(f"{transform.__name__}: {name}={given[name]!r}: expected {what}")
+        return transform(plan, **given)
+
+    return checked
+
+
 TRANSFORMS: dict[str, Callable[..., Plan]] = {
-    f.__name__: f
+    f.__name__: _checked(f)
     for f in (
         split, reorder, mark, fuse, unfuse, prefetch, stream,
         inline, split_dim, partial_sums, distribute, factor, scale_fields, accumulate, copy_of,
