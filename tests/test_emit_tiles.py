@@ -31,7 +31,6 @@ import polyq
 from polyq.affine import dtypes
 from polyq.affine.scalar import Apply, Cast, Const, Index, Load, map_scalar
 from polyq.emit.unit import c_module
-from polyq.schedule.loopnest import Loop, walk
 from polyq.schedule.lower import lower
 from polyq.schedule.target import Target
 
