@@ -39,6 +39,16 @@ def test_threads_never_share_a_byte(dtype):
         np.testing.assert_array_equal(largest(packed, m=m), right)
 
 
+def test_the_rest_of_a_packed_row_is_not_divided():
+    text = "t[i, j] += i32(a[i, k]) * i32(b[j, k])\ny[i, j] = i4(t[i, j])"
+    product = kernel(text, a=("i8", (32, 24)), b=("i8", ("n", 24)))
+    for n in (1, 9):
+        b = np.repeat(np.arange(n, dtype=np.int8) % 2, 24).reshape(n, 24)
+        low, high = np.arange(n)[::2] % 2, np.append(np.arange(n) % 2, 0)[1::2]  # 24 is 8 in four bits
+        row = (low * 8 | high[: len(low)] * 8 << 4).astype(np.uint8)
+        np.testing.assert_array_equal(product(np.ones((32, 24), np.int8), b), np.repeat(row[None], 32, 0))
+
+
 @pytest.mark.parametrize("target", ["native", "sse"])
 def test_one_column_has_one_lane(target):
     text = "a[i] max= x[i, j]\ne[i, j] = exp(x[i, j] - a[i])\nt[i] += e[i, j]\ny[i, j] = e[i, j] / t[i]"
@@ -102,3 +112,12 @@ def test_what_is_no_spec_has_no_schedule(make):
 def test_numbers_that_no_index_holds_are_refused(text, shape):
     with pytest.raises(SpecError):
         polyq.parse(text, x=("f32", shape))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_packed_scalar_is_one_byte(kind):
+    shifted = kernel("y[i] = i32(x[i]) - i32(z)\nt max= w[i]", kind, x=("i8", (3,)), z=("u4", ()), w=("i4", (3,)))
+    y, t = shifted(np.array([1, 20, -3], np.int8), np.array(5, np.uint8), np.array([0x2F, 0x0E], np.uint8))
+    np.testing.assert_array_equal(y, [-4, 15, -8])
+    assert t.shape == ()
+    assert int(t) == 2

@@ -78,4 +78,6 @@ def _shares_bytes(draft: Draft, op: Op, dim: str, step: int) -> bool:
     d = dtypes.info(draft.spec.tensor(op.target).dtype)
     if not d.packed or not op.index or dim not in op.index[-1].dims():
         return False
-    return plain_dim(op.index[-1]) != dim or step % (8 // d.bits) != 0
+    extent = op.extent(dim)
+    whole = extent.is_constant and extent.const % step == 0  # what is left over goes element by element
+    return plain_dim(op.index[-1]) != dim or step % (8 // d.bits) != 0 or not whole
