@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from polyq.affine.arrays import Array, caller_view, storage_shape
-from polyq.affine.dtypes import numpy_dtype
+from polyq.affine.dtypes import info, numpy_dtype
 from polyq.affine.errors import ArgumentError, ArgumentTypeError
 from polyq.affine.spec import Spec, Tensor
 from polyq.build.arguments import DENSE, Params
@@ -32,6 +32,7 @@ class Results:
         self.updates = [spec.input_names.index(t.name) if t.name in spec.input_names else -1 for t in self.tensors]
         self.updating = any(update >= 0 for update in self.updates)
         self.bf16 = any(t.dtype == "bf16" for t in self.tensors)
+        self.packed = [at for at, t in enumerate(self.tensors) if info(t.dtype).packed]
         self._shapes: dict[Params, list[tuple[int, ...]]] = {}
 
     def shapes(self, params: Params) -> list[tuple[int, ...]]:
@@ -47,6 +48,8 @@ class Results:
     def fresh(self, inputs: Sequence[Array], params: Params) -> list[Array]:
         """Return new arrays; one that updates an input starts as a copy of it."""
         arrays = [np.empty(shape, dtype) for shape, dtype in zip(self.shapes(params), self.dtypes)]  # noqa: B905 - hot
+        for at in self.packed:  # what fills up the last byte of a row is 0
+            arrays[at].fill(0)
         if self.updating:
             for array, update in zip(arrays, self.updates, strict=True):
                 if update >= 0:

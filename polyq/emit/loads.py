@@ -97,6 +97,8 @@ def _element(run: Run, storage: Memory, load: Load) -> Value:
 
 def packed_place(run: Run, storage: Memory, index: tuple[Affine, ...]) -> tuple[str, str]:
     """Return the byte of a packed element as a C lvalue, and by how many bits the element is shifted in it."""
+    if not index:
+        return f"{storage.pointer}[0]", "0"
     bits = dtypes.info(storage.dtype).bits
     fields, element = 8 // bits, index[-1]
     row = offset_of(storage, index, packed_row=True)
