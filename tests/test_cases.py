@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
+from hand_cases import CASES, Case
 
 import polyq
 from polyq.affine.errors import ScheduleError, SpecError
@@ -13,6 +16,24 @@ KINDS = ("naive", "auto")
 
 def kernel(text: str, kind: str = "auto", numerics: str = "reassoc", target: str = "native", **tensors):
     return polyq.build(getattr(polyq.Schedule, kind)(polyq.parse(text, **tensors), numerics=numerics, target=target))
+
+
+def wrong(case: Case) -> list[str]:
+    """Return what the kernel of a case gives that is not right, on one and on four threads."""
+    found: list[str] = []
+    expected = case.right if isinstance(case.right, tuple) else (case.right,)
+    for threads in (1, 4):
+        result = polyq.build(case.spec(), threads=threads)(**case.arguments)
+        for got, right in zip(result if isinstance(result, tuple) else (result,), expected, strict=True):
+            if got.dtype != right.dtype or not np.array_equal(got, right, equal_nan=got.dtype.kind == "f"):
+                found.append(f"{case.name}, {threads} threads: {got}, expected {right}")
+    return found
+
+
+def test_programs_worked_by_hand():
+    with ThreadPoolExecutor(2) as pool:
+        found = [line for lines in pool.map(wrong, CASES) for line in lines]
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("kind", KINDS)
