@@ -19,6 +19,8 @@ __all__ = ["Tile", "choose_tile", "packable", "stride"]
 
 #: relative cost of getting one vector: loading it, spreading one element, collecting lanes one by one, widening bytes
 SYMBOLIC_UNROLL = 2
+#: fewer words than this side by side are not worth taking apart into fields
+LEAST_WORDS = 4
 #: rows of one operand that may be walked side by side: more of them meet in the same sets of the first cache
 STREAMS = 4
 #: tiles that must share a panel before a copy of it pays
@@ -86,6 +88,7 @@ def _tiles(draft: Draft, op: Op, dim: str, reduced: bool, lanes: int, others: li
     fields = _fields(draft.spec, op, dim, lanes) if reduced else 1
     if fields > 1:
         budget = 8
+        lanes = _words(size_of(op.extent(dim)), fields, lanes)
     tiles: list[Tile] = []
     pairs = [(), *((d,) for d in others), *combinations(others, 2)]
     if fields > 1:  # the conversion of a word's fields bounds these tiles: independent sums count, not reuse
@@ -101,6 +104,13 @@ def _tiles(draft: Draft, op: Op, dim: str, reduced: bool, lanes: int, others: li
                 and not (reduced and _product(unroll) > STREAMS and _streams(op, dim, unroll) > STREAMS)
             ]
     return tiles
+
+
+def _words(size: int, fields: int, lanes: int) -> int:
+    """How many words lie side by side: as many as fill the dim evenly, else as many as fit."""
+    counts = [n for n in (lanes, lanes // 2, lanes // 4) if n >= min(lanes, LEAST_WORDS)]
+    even = [n for n in counts if size % (fields * n) == 0]
+    return (even or [n for n in counts if fields * n <= size] or counts[-1:])[0]
 
 
 def _vector_counts(op: Op, dim: str, lanes: int) -> tuple[int, ...]:
@@ -163,8 +173,7 @@ def _fields(spec: Spec, op: Op, dim: str, lanes: int) -> int:
     partners = [r for r in op.reads if r not in narrow and stride(r, dim) != 0]
     if any(stride(r, dim) != 1 or not _reused(op, r) for r in partners):
         return 1
-    extent = op.extent(dim)
-    return fields if size_of(extent) >= fields * lanes else 1
+    return fields if size_of(op.extent(dim)) >= fields * min(lanes, LEAST_WORDS) else 1
 
 
 def _narrow(spec: Spec, load: Load) -> bool:
