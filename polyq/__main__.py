@@ -20,7 +20,7 @@ import polyq
 from polyq.affine.arrays import Array, from_storage, random_arrays, shape_of
 from polyq.affine.bounds import error_bound
 from polyq.affine.dtypes import numpy_dtype
-from polyq.limits import read_bandwidth
+from polyq.limits import Fma, read_bandwidth
 
 if TYPE_CHECKING:
     from polyq.affine.spec import Spec
@@ -149,7 +149,19 @@ def _one_run(kernel: Kernel, parameters: dict[str, int]) -> bool:
     limit = _read_limit(result.threads)
     fraction = f"{result.bytes / result.median / limit:.2f} of the {limit / 1e9:.1f} GB/s that {threads} read here"
     print(f"  memory       {result.gbps:.2f} GB/s, {fraction}")
+    if result.operations:
+        peak = _arithmetic_limit(result.threads)
+        rate = result.operations / result.median
+        share = f"{rate / peak:.2f} of the {peak / 1e9:.0f} GFLOP/s of f32 multiply-adds here"
+        print(f"  arithmetic   {rate / 1e9:.3g} GFLOP/s, {share}")
     return right
+
+
+@lru_cache(maxsize=8)
+def _arithmetic_limit(threads: int) -> float:
+    """Return how many f32 operations a second registers allow."""
+    fma = Fma(1e9, threads)
+    return fma.flop / min(fma.seconds() for _ in range(5))
 
 
 @lru_cache(maxsize=8)
