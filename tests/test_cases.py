@@ -142,3 +142,19 @@ def test_a_packed_scalar_is_one_byte(kind):
     np.testing.assert_array_equal(y, [-4, 15, -8])
     assert t.shape == ()
     assert int(t) == 2
+
+
+def test_sizes_and_outputs_that_no_memory_holds() -> None:
+    kernel = polyq.build(polyq.parse("y[i] = f32(i)", y=("f32", ("n",))))
+    with pytest.raises(polyq.ArgumentError, match="parameter 'n': expected a value below 2\\*\\*48, got 1180591620717411303424"):
+        kernel(n=2**70)
+    rows = polyq.build(polyq.parse("y[i, j] = x[i, j] + 1.0", x=("f32", (5, 20))))
+    overlapping = np.lib.stride_tricks.as_strided(np.zeros(30, "f4"), (5, 20), (4, 4))
+    with pytest.raises(polyq.ArgumentError, match="the elements of the array for y overlap"):
+        rows(np.zeros((5, 20), "f4"), out=overlapping)
+
+
+def test_a_prefetch_asks_ahead() -> None:
+    schedule = polyq.Schedule.naive(polyq.parse("y[i] = x[i]", x=("f32", (8,))))
+    with pytest.raises(polyq.ScheduleError, match="the distance must be at least 1 byte"):
+        schedule.prefetch("x", -3)

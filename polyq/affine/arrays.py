@@ -95,7 +95,8 @@ def bind_params(spec: Spec, shapes: Mapping[str, Sequence[int]], given: Mapping[
     if missing:
         call = ", ".join(f"{name}=..." for name in missing)
         raise ArgumentError(
-            f"parameter {', '.join(map(repr, missing))}: no axis of an input has that size by itself; pass it by name: {call}"
+            f"parameter {', '.join(map(repr, missing))}: no axis of an input has that size by itself; "
+            f"pass it by name: {call}"
         )
     for tensor in spec.inputs:
         _check_shape(tensor, shapes[tensor.name], values, source)
@@ -110,6 +111,10 @@ def _bare(entry: Affine) -> str | None:
     return None
 
 
+#: parameters stay below this, so that sizes in bytes fit 64 bits
+MOST = 1 << 48
+
+
 def _bind_given(
     needed: Sequence[str], values: dict[str, int], source: dict[str, str], given: Mapping[str, object]
 ) -> None:
@@ -121,6 +126,8 @@ def _bind_given(
             raise ArgumentTypeError(f"parameter {name!r}: expected an integer, got {value!r}")
         if value < 0:
             raise ArgumentError(f"parameter {name!r}: expected a value of at least 0, got {value}")
+        if value >= MOST:
+            raise ArgumentError(f"parameter {name!r}: expected a value below 2**48, got {value}; no memory holds more")
         if values.get(name, value) != value:
             raise ArgumentError(f"parameter {name!r}: given as {value}, but {source[name]} makes it {values[name]}")
         values[name] = int(value)

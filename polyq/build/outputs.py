@@ -135,6 +135,9 @@ def _output(tensor: Tensor, value: object, dtype: np.dtype[Any], shape: tuple[in
     # an empty array's strides may all be 0
     if array.size and any(s == 0 and n > 1 for s, n in zip(array.strides, array.shape, strict=True)):
         raise ArgumentError(f"out: the array for {tensor.name} is a broadcast view, several of its elements are one")
+    span = sum((n - 1) * abs(s) for s, n in zip(array.strides, array.shape, strict=True)) + array.itemsize
+    if array.size and span < array.nbytes:
+        raise ArgumentError(f"out: the elements of the array for {tensor.name} overlap; give one that keeps them apart")
     return array
 
 

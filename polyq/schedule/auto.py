@@ -174,7 +174,8 @@ def _rows_first(draft: Draft, tensor: str) -> None:
     Lanes of the result would walk columns: one line of each row, a page apart.
     """
     for op in draft.spec.writers(tensor):
-        dim = plain_dim(op.index[-1]) if len(op.index) == 1 else None
+        packed = info(draft.spec.tensor(tensor).dtype).packed  # bytes would be shared by lanes and by threads
+        dim = plain_dim(op.index[-1]) if len(op.index) == 1 and not packed else None
         exact = not is_float(draft.spec.tensor(tensor).dtype) or op.reduce in ("min", "max")
         if dim is None or op.reduce is None or op.where or tensor in draft.divided or not (exact or draft.relaxed):
             continue

@@ -71,6 +71,8 @@ def unfuse(plan: Plan, producer: str) -> Plan:
 
 def prefetch(plan: Plan, tensor: str, ahead: int) -> Plan:
     """Ask for the cache lines of ``tensor`` this many bytes before they are read."""
+    if ahead < 1:
+        raise ScheduleError(f"prefetch({tensor!r}, ahead={ahead}): the distance must be at least 1 byte")
     _tensor(plan.spec, tensor)
     return replace(plan, prefetch=(*((t, a) for t, a in plan.prefetch if t != tensor), (tensor, ahead)))
 
