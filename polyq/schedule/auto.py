@@ -18,7 +18,7 @@ from polyq.affine.scalar import Apply, walk
 from polyq.affine.spec import Op, Spec
 from polyq.schedule.axes import widest_dtype
 from polyq.schedule.cores import schedule_core
-from polyq.schedule.draft import Draft, plain_dim, size_of, work_of
+from polyq.schedule.draft import UNKNOWN_EXTENT, Draft, plain_dim, size_of, work_of
 from polyq.schedule.groups import Group, group_of
 from polyq.schedule.legality import is_carried
 from polyq.schedule.rows import schedule_dots, schedule_plain, schedule_rows
@@ -84,15 +84,23 @@ def inline_producers(draft: Draft) -> None:
         factor = reads / max(cells, 1)
         costly = sum(isinstance(n, Apply) and n.fn in _COSTLY for n in walk(writer.body))
         if factor <= 1 or not costly:
+            assumed = _assumed(draft.spec, writer, tensor)
             draft.do("inline", tensor=tensor)
             draft.note(
-                f"{tensor}: computed where it is read, {factor:g} times a cell; "
+                f"{tensor}: computed where it is read, {factor:g} times a cell{assumed}; "
                 f"storing it would move {cells} cells twice"
             )
         else:
             draft.note(
                 f"{tensor}: kept, since each cell is read {factor:g} times and costs {costly} divisions or functions"
             )
+
+
+def _assumed(spec: Spec, writer: Op, tensor: str) -> str:
+    """Say what unknown sizes were counted as, where there are some."""
+    ops = (writer, *spec.readers(tensor))
+    unknown = sorted({p for op in ops for e in op.extents for p in e.params()})
+    return f" (with {', '.join(unknown)} counted as {UNKNOWN_EXTENT})" if unknown else ""
 
 
 def separate_groups(draft: Draft) -> None:
