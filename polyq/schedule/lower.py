@@ -91,6 +91,7 @@ class _Lowering:
         self.plan, self.spec = plan, plan.spec
         self.names = {*plan.spec.params, *(t.name for t in plan.spec.all_tensors)}
         self.stages = {s.op: s for s in plan.stages}
+        self.made: dict[tuple[object, ...], tuple[Region, Local]] = {}
         self.domains = {op.name: op.domain for op in plan.spec.ops}
         self.local_tensors: set[str] = set()
         self.buffers: set[str] = {t.name for t in plan.spec.all_tensors}
@@ -113,7 +114,13 @@ class _Lowering:
         return candidate
 
     def _local(self, walk: Walk) -> Local:
-        """Make a stage concrete."""
+        """Make a stage concrete; the same for the same place, since each level of the walk asks for it."""
+        key = (walk.op.name, id(walk.region), walk.tails, walk.names)
+        if key not in self.made:
+            self.made[key] = walk.region, self._concrete(walk)  # the region is held, so that its id stays its own
+        return self.made[key][1]
+
+    def _concrete(self, walk: Walk) -> Local:
         op, region, tails, names = walk.op, walk.region, walk.tails, dict(walk.names)
         stage = self.stages[op.name]
         roots = dict(zip(op.dims, region.extent, strict=True))
