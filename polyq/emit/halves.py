@@ -151,7 +151,7 @@ static inline {floats} {name}({doubles} x) {{
   const {wide} exact = (back == x) | (x != x), above = b > a;
   const {signed} e = {_narrow("exact", lanes)}, l = {_narrow("above", lanes)};
   const {bits} u = ({bits})near;
-  return ({floats})((u & ({bits})e) | ((u + ({bits})l) | 1u) & ~({bits})e);
+  return ({floats})((u & ({bits})e) | (((u + ({bits})l) | 1u) & ~({bits})e));
 }}""")
     return Value(f"{name}({value.text})", "f32", lanes)
 

@@ -37,6 +37,10 @@ typedef struct {
 _OPTIONAL = {
     "vector": '#pragma GCC diagnostic ignored "-Wpsabi" /* vectors are passed to inlined functions only */',
     "KEEP": """\
+/* That every cell is written before it is read is proven on the loop nest; gcc cannot follow equal conditions. */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 /* Keeps a value in its register, so that the compiler loads it once for all its users. */
 #if defined(__AVX512F__)
 #define KEEP(v) __asm__("" : "+v"(v))

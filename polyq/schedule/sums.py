@@ -200,7 +200,7 @@ def arrange(draft: Draft, name: str, tile: Tile | None) -> None:
         axes[axes.index(tile.dim)] = f"{tile.dim}b"
         lane = f"{tile.dim}v"
         axes.append(lane)
-    steps = (f"{tile.dim}h", f"{tile.dim}u") if tile is not None else ()
+    steps = (f"{tile.dim}h", f"{tile.dim}u") if tile is not None else ("", "")
     folds = lane is not None and lane in op.reduced
     serial = [a for a in axes if a in op.reduced and a not in (lane, *steps)]
     result = [a for a in axes if a not in op.reduced and a not in (lane, *steps)]
