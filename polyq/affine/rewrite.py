@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from polyq.affine import dtypes
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint, Dim
+from polyq.affine.program import identity
 from polyq.affine.scalar import Cast, Const, Index, Load, Scalar, map_scalar, substitute_dims
 from polyq.affine.spec import Op, Spec, Tensor
 
-__all__ = ["accumulate", "copy_of", "identity", "inline", "partial_sums", "split", "widen_sums"]
+__all__ = ["accumulate", "copy_of", "inline", "partial_sums", "split", "widen_sums"]
 
 
 def fresh(taken: Iterable[str], stem: str) -> str:
@@ -37,20 +37,6 @@ def tensor_names(spec: Spec) -> set[str]:
 def entry(e: Affine) -> int | str:
     """Return a shape entry."""
     return e.const if e.is_constant else str(e)
-
-
-def identity(reduce: str, dtype: str) -> Const:
-    """Return the start value of a reduction: 0, 1, or the extreme of the type.
-
-    >>> identity("max", "f32").value, identity("min", "u8").value
-    (-inf, 255)
-    """
-    if reduce in ("+", "*"):
-        number = 0 if reduce == "+" else 1
-        return Const(float(number) if dtypes.is_float(dtype) else number, dtype)
-    if dtypes.is_float(dtype):
-        return Const(float("-inf") if reduce == "max" else float("inf"), dtype)
-    return Const(dtypes.value_range(dtype)[0 if reduce == "max" else 1], dtype)
 
 
 def substitute(op: Op, dims: Mapping[str, Affine]) -> Op:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from polyq.affine import dtypes
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine
-from polyq.affine.rewrite import entry, fresh, identity, tensor_names
+from polyq.affine.program import identity
+from polyq.affine.rewrite import entry, fresh, tensor_names
 from polyq.affine.scalar import Apply, Cast, Const, Index, Load, Scalar, apply, format_scalar, walk
 from polyq.affine.spec import Op, Spec, Tensor
 

@@ -248,6 +248,7 @@ def _plain(draft: Draft, tensor: str) -> None:
         try:
             if schedule_dots(draft, op, free):
                 continue
-        except ScheduleError:
+        except ScheduleError as error:
             draft.restore(point)
+            draft.note(f"{op.target}: no lanes along its sum ({str(error).splitlines()[0]})")
         schedule_plain(draft, draft.spec.op(op.name), free)

@@ -143,8 +143,9 @@ def pack_partners(draft: Draft, name: str, tile: Tile, block: str, lane: str, st
             draft.note(
                 f"{codes[0].tensor}: fields are converted where they lie in a word; the power of two goes into the copy"
             )
-        except ScheduleError:
+        except ScheduleError as error:
             draft.restore(point)
+            draft.note(f"{codes[0].tensor}: fields are shifted down ({str(error).splitlines()[0]})")
 
 
 def panels_of(draft: Draft, main: Op, tile: Tile) -> list[Load]:
