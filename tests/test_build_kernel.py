@@ -148,7 +148,7 @@ def test_a_spec_is_scheduled_once_and_again_only_if_asked_for(monkeypatch, tmp_p
 
     class Automatic:
         @staticmethod
-        def auto(spec, numerics, target):
+        def auto(spec, numerics, target, **options):
             made.append((numerics, target))
             return build_programs.HandSchedule(spec, build_programs.scale().module, numerics, target)
 

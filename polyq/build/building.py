@@ -55,14 +55,16 @@ def build(
     end_runtime = start_runtime()
     try:
         with phases() as spent:
-            plan, schedule, certificate = make_plan(program, mode, machine)
-            entry = _load(plan.module) if set(plan.module.features) <= detect_machine().features else None
+            plan, schedule, certificate = make_plan(program, mode, machine, asked["constants"])
+            runs = set(plan.module.features) <= detect_machine().features
+            entry = _load(plan.module) if runs else None
+            prologue = _load(plan.prologue) if runs and plan.prologue is not None else None
     except BaseException:
         end_runtime()
         raise
     kernel = Kernel(
-        program, plan, entry, numerics=mode, target=machine, threads=limit, constants=asked["constants"], asked=asked,
-        seconds=time.perf_counter() - started, phases=spent,
+        program, plan, entry, prologue, numerics=mode, target=machine, threads=limit, constants=asked["constants"],
+        asked=asked, seconds=time.perf_counter() - started, phases=spent,
     )  # fmt: skip
     if schedule is not None:  # made here anyway: keep what would be made again
         kernel.__dict__.update(schedule=schedule, certificate=certificate)

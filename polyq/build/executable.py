@@ -42,7 +42,7 @@ class Executable:
     def run(self, inputs: Sequence[Array], params: Params, out: object, threads: int) -> Any:
         """Run on checked inputs; ``out`` is what the caller passed, or ``None``."""
         if self.entry is None:
-            raise self._cannot_run()
+            raise self.cannot_run()
         if out is None:
             places = given = self.results.fresh(inputs, params)
         else:
@@ -84,7 +84,8 @@ class Executable:
             found = self._param_arrays[params] = binding.integers([values[n] for n in self.module.params])
         return found
 
-    def _cannot_run(self) -> BuildError:
+    def cannot_run(self) -> BuildError:
+        """Return the error that says which features of the CPU are missing."""
         missing = [f for f in self.module.features if f not in detect_machine().features]
         return BuildError(
             f"kernel {self.spec.name} needs CPU features that this CPU lacks: {', '.join(missing)}. "

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import polyq.emit
 from polyq.affine.errors import ScheduleError
-from polyq.affine.spec import Spec
+from polyq.affine.spec import Spec, Tensor
 from polyq.build import cache
 from polyq.emit.module import Module
 from polyq.schedule import Schedule
@@ -31,11 +31,16 @@ _log = logging.getLogger("polyq")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A printed program: its module, the decisions as text, and one line about its certificate."""
+    """A printed program: its module, the decisions as text, and one line about its certificate.
+
+    Where tensors are ``prepared`` when inputs are bound, ``prologue`` computes them, and ``module`` reads them.
+    """
 
     module: Module
     explanation: str
     proof: str
+    prologue: Module | None = None
+    prepared: tuple[Tensor, ...] = ()
 
 
 _phases: ContextVar[list[tuple[str, float]] | None] = ContextVar("polyq_phases", default=None)
@@ -63,47 +68,55 @@ def phases() -> Generator[list[tuple[str, float]]]:
         _phases.reset(token)
 
 
-def make_schedule(spec: Spec, numerics: str, target: str) -> Schedule:
+def make_schedule(spec: Spec, numerics: str, target: str, constants: tuple[str, ...] = ()) -> Schedule:
     """Return the automatic schedule; the same arguments give the same one."""
     with phase("schedule"):
-        return Schedule.auto(spec, numerics=numerics, target=target)
+        return Schedule.auto(spec, numerics=numerics, target=target, constants=constants)
 
 
 def make_plan(
-    program: Spec | Schedule, numerics: str, target: str
+    program: Spec | Schedule, numerics: str, target: str, constants: tuple[str, ...] = ()
 ) -> tuple[Plan, Schedule | None, Certificate | None]:
     """Return the plan of a program; its schedule and certificate come along if they had to be made."""
-    key = _memo_key(program, numerics, target)
+    key = _memo_key(program, numerics, target, constants)
     memo = cache.read_memo(key) if key else None
     if memo is not None:
         _log.debug("plan: from the cache")
         return _plan_from(memo), None, None
-    schedule = make_schedule(program, numerics, target) if isinstance(program, Spec) else program
+    schedule = make_schedule(program, numerics, target, constants) if isinstance(program, Spec) else program
     with phase("certificate"):
         certificate = schedule.certificate()
     if not certificate.ok:
         raise ScheduleError(f"the schedule does not compute the spec; please report this: {certificate}", certificate)
     with phase("emit"):
-        module = polyq.emit.generate(schedule)
-    plan = Plan(module, schedule.explain(), str(certificate).partition("\n")[0])
+        module, prologue = polyq.emit.generate(schedule), polyq.emit.generate_prologue(schedule)
+    kept = () if prologue is None else schedule.plan.prepared
+    prepared = tuple(schedule.plan.spec.tensor(name) for name in kept)
+    plan = Plan(module, schedule.explain(), str(certificate).partition("\n")[0], prologue, prepared)
     if key:
         cache.write_memo(key, dataclasses.asdict(plan))
     return plan, schedule, certificate
 
 
 def _plan_from(memo: dict[str, Any]) -> Plan:
-    m: dict[str, Any] = memo["module"]
+    prologue = None if memo["prologue"] is None else _module_from(memo["prologue"])
+    prepared = tuple(Tensor(t["name"], t["dtype"], tuple(t["shape"])) for t in memo["prepared"])
+    return Plan(_module_from(memo["module"]), memo["explanation"], memo["proof"], prologue, prepared)
+
+
+def _module_from(m: dict[str, Any]) -> Module:
     lists = (tuple[str, ...](m[name]) for name in ("buffers", "params", "flags", "features"))
-    return Plan(Module(m["entry"], m["source"], *lists), memo["explanation"], memo["proof"])
+    return Module(m["entry"], m["source"], *lists)
 
 
-def _memo_key(program: Spec | Schedule, numerics: str, target: str) -> str | None:
+def _memo_key(program: Spec | Schedule, numerics: str, target: str, constants: tuple[str, ...]) -> str | None:
     try:
         text = canonical(program)
     except TypeError as error:
         _log.debug("plan: no memo, %s", error)
         return None
-    return cache.digest("memo", text, numerics, target, canonical(detect_machine()), cache.source_digest())
+    machine = canonical(detect_machine())
+    return cache.digest("memo", text, numerics, target, constants, machine, cache.source_digest())
 
 
 def canonical(value: object) -> str:
