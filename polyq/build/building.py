@@ -17,6 +17,7 @@ from polyq.build.runtime import shared_runtime, start_runtime
 from polyq.build.threads import default_threads
 from polyq.emit.module import Module
 from polyq.schedule import NUMERICS, Schedule
+from polyq.schedule.ladder import Ladder, ladder_of
 from polyq.schedule.target import TARGETS, detect_machine
 
 __all__ = ["build"]
@@ -51,11 +52,26 @@ def build(
         "numerics": numerics, "threads": threads, "target": target, "constants": _constants(spec, constants)
     }  # fmt: skip
     mode, machine = _options_of(program, numerics, target)
-    limit = _threads(threads)
+    ladder = ladder_of(spec) if isinstance(program, Spec) else None
+    return _built(program, mode, machine, _threads(threads), asked, ladder, 0, started)
+
+
+def _built(
+    program: Spec | Schedule,
+    mode: str,
+    machine: str,
+    limit: int,
+    asked: dict[str, Any],
+    ladder: Ladder | None,
+    rung: int,
+    started: float,
+) -> Kernel:
+    """Return the kernel of one range of the ladder's parameter; the first one leads to the others."""
+    sizes = {} if ladder is None else ladder.sizes(rung)
     end_runtime = start_runtime()
     try:
         with phases() as spent:
-            plan, schedule, certificate = make_plan(program, mode, machine, asked["constants"])
+            plan, schedule, certificate = make_plan(program, mode, machine, asked["constants"], sizes)
             runs = set(plan.module.features) <= detect_machine().features
             entry = _load(plan.module) if runs else None
             prologue = _load(plan.prologue) if runs and plan.prologue is not None else None
@@ -66,6 +82,14 @@ def build(
         program, plan, entry, prologue, numerics=mode, target=machine, threads=limit, constants=asked["constants"],
         asked=asked, seconds=time.perf_counter() - started, phases=spent,
     )  # fmt: skip
+    if ladder is not None:
+        kernel.sizes = sizes
+    if ladder is not None and rung == 0:
+
+        def climb(upper: int) -> Kernel:
+            return _built(program, mode, machine, limit, asked, ladder, upper, time.perf_counter())
+
+        kernel.set_ladder(ladder, climb)
     if schedule is not None:  # made here anyway: keep what would be made again
         kernel.__dict__.update(schedule=schedule, certificate=certificate)
     return kernel

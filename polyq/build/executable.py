@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,11 +33,14 @@ class Executable:
         self._shown = binding.ffi().from_buffer
         self._pointers = binding.pointers(len(self._places))
         self._param_arrays: dict[Params, Any] = {}
+        #: which executable of the same arguments runs for these parameters; itself where there is no choice
+        self.choose: Callable[[Params], Executable] | None = None
 
     def call(self, args: Sequence[object], named: Mapping[str, object], out: object, threads: int) -> Any:
         """Check arguments, run, and return the results."""
         inputs, params = self.signature.take(args, named)
-        return self.run(inputs, params, out, threads)
+        chosen = self if self.choose is None else self.choose(params)
+        return chosen.run(inputs, params, out, threads)
 
     def run(self, inputs: Sequence[Array], params: Params, out: object, threads: int) -> Any:
         """Run on checked inputs; ``out`` is what the caller passed, or ``None``."""

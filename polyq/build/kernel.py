@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -13,14 +13,16 @@ from polyq.affine.arrays import Array, collect, storage_shape
 from polyq.affine.errors import ArgumentError
 from polyq.affine.spec import Spec, Tensor
 from polyq.build import binding
-from polyq.build.arguments import Signature, aligned_copy, bound_params, dense_storage
+from polyq.build.arguments import Params, Signature, aligned_copy, bound_params, dense_storage
 from polyq.build.card import kernel_card
 from polyq.build.executable import Executable
+from polyq.build.locks import ForkLock
 from polyq.build.plan import Plan, make_schedule
 from polyq.build.prepared import prepare, repeated_spec, sources
 from polyq.build.timing import Timing, measure
 from polyq.schedule import Schedule
 from polyq.schedule.certificate import Certificate
+from polyq.schedule.ladder import Ladder
 
 __all__ = ["Bound", "Kernel"]
 
@@ -58,6 +60,48 @@ class Kernel:
         if not isinstance(program, Spec):
             self.__dict__["schedule"] = program
 
+        self.sizes: Mapping[str, int] = {}
+        self._ladder: Ladder | None = None
+        self._climb: Callable[[int], Kernel] | None = None
+        self._rungs, self._climbing = dict[int, Kernel]({0: self}), ForkLock()
+
+    # ---- ranges of a parameter
+    def set_ladder(self, ladder: Ladder, climb: Callable[[int], Kernel]) -> None:
+        """Let other kernels of the same program serve the upper ranges of a parameter."""
+        self._ladder, self._climb = ladder, climb
+        self.executable.choose = self._executable_for
+
+    def at(self, **params: int) -> Kernel:
+        """Return the kernel that serves these parameters: each range of sizes has a schedule of its own.
+
+        It is built, or taken from the cache, when it is first needed, here or by a call.
+
+        >>> import polyq
+        >>> spec = polyq.parse("y[i, j] += a[i, k] * b[k, j]", a=("f32", ("m", 64)), b=("f32", (64, 64)))
+        >>> kernel = polyq.build(spec)
+        >>> kernel.at(m=1) is kernel, kernel.at(m=100) is kernel
+        (True, False)
+        """
+        if self._ladder is None or self._ladder.param not in params:
+            return self
+        return self._rung(self._ladder.rung(params[self._ladder.param]))
+
+    def _executable_for(self, params: Params) -> Executable:
+        assert self._ladder is not None
+        rung = self._ladder.rung(params[self.executable.signature.params.index(self._ladder.param)])
+        found = self._rungs.get(rung)
+        return (self._rung(rung) if found is None else found).executable
+
+    def _rung(self, rung: int) -> Kernel:
+        with self._climbing:
+            if rung not in self._rungs:
+                assert self._climb is not None
+                made = self._climb(rung)
+                # what was bound is packed once: a rung that would pack it otherwise cannot serve
+                same = made._plan.prologue == self._plan.prologue and made.executable.spec == self.executable.spec
+                self._rungs[rung] = made if same else self
+            return self._rungs[rung]
+
     # ---- facts
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -77,7 +121,7 @@ class Kernel:
     @cached_property
     def schedule(self) -> Schedule:
         """The schedule; made again if the kernel came from the cache."""
-        return make_schedule(self.spec, self.numerics, self.target, self.constants)
+        return make_schedule(self.spec, self.numerics, self.target, self._asked.get("constants", ()), self.sizes)
 
     @cached_property
     def certificate(self) -> Certificate:

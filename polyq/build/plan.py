@@ -68,22 +68,28 @@ def phases() -> Generator[list[tuple[str, float]]]:
         _phases.reset(token)
 
 
-def make_schedule(spec: Spec, numerics: str, target: str, constants: tuple[str, ...] = ()) -> Schedule:
+def make_schedule(
+    spec: Spec, numerics: str, target: str, constants: tuple[str, ...] = (), sizes: Mapping[str, int] | None = None
+) -> Schedule:
     """Return the automatic schedule; the same arguments give the same one."""
     with phase("schedule"):
-        return Schedule.auto(spec, numerics=numerics, target=target, constants=constants)
+        return Schedule.auto(spec, numerics=numerics, target=target, constants=constants, sizes=sizes)
 
 
 def make_plan(
-    program: Spec | Schedule, numerics: str, target: str, constants: tuple[str, ...] = ()
+    program: Spec | Schedule,
+    numerics: str,
+    target: str,
+    constants: tuple[str, ...] = (),
+    sizes: Mapping[str, int] | None = None,
 ) -> tuple[Plan, Schedule | None, Certificate | None]:
     """Return the plan of a program; its schedule and certificate come along if they had to be made."""
-    key = _memo_key(program, numerics, target, constants)
+    key = _memo_key(program, numerics, target, constants, sizes or {})
     memo = cache.read_memo(key) if key else None
     if memo is not None:
         _log.debug("plan: from the cache")
         return _plan_from(memo), None, None
-    schedule = make_schedule(program, numerics, target, constants) if isinstance(program, Spec) else program
+    schedule = make_schedule(program, numerics, target, constants, sizes) if isinstance(program, Spec) else program
     with phase("certificate"):
         certificate = schedule.certificate()
     if not certificate.ok:
@@ -109,14 +115,17 @@ def _module_from(m: dict[str, Any]) -> Module:
     return Module(m["entry"], m["source"], *lists)
 
 
-def _memo_key(program: Spec | Schedule, numerics: str, target: str, constants: tuple[str, ...]) -> str | None:
+def _memo_key(
+    program: Spec | Schedule, numerics: str, target: str, constants: tuple[str, ...], sizes: Mapping[str, int]
+) -> str | None:
     try:
         text = canonical(program)
     except TypeError as error:
         _log.debug("plan: no memo, %s", error)
         return None
     machine = canonical(detect_machine())
-    return cache.digest("memo", text, numerics, target, constants, machine, cache.source_digest())
+    asked = (numerics, target, constants, sorted(sizes.items()))
+    return cache.digest("memo", text, asked, machine, cache.source_digest())
 
 
 def canonical(value: object) -> str:

@@ -115,7 +115,7 @@ def measure(
     for _ in range(copies - 1):
         more = [aligned_copy(call.tensor(n), first[n]) for n in call.input_names]
         sets.append((more, [np.array(a) for a in outputs]))
-    run, limit = kernel.executable.run, threads or kernel.threads
+    run, limit = kernel.at(**params).executable.run, threads or kernel.threads
     times: list[float] = []
     started = time.perf_counter()
     while not _enough(len(times), repeats, time.perf_counter() - started, seconds):
