@@ -94,10 +94,13 @@ class Run:
         wide = self.helpers.splat(value, lanes.width)
         return wide if isinstance(s, Const) else self.once(("splat", s, lanes.width), wide, f"{stem_of(s)}_all")
 
-    def once(self, key: object, value: Value, stem: str) -> Value:
-        """Return ``value`` as a variable, the same for the same key until what it loads from is written."""
+    def once(self, key: object, value: Value, stem: str, keep: bool = True) -> Value:
+        """Return ``value`` as a variable, the same for the same key until what it loads from is written.
+
+        Without ``keep`` the compiler may load it anew for each of its users.
+        """
         if key not in self._known:
-            self._known[key] = self.name(value, stem, shared=True)
+            self._known[key] = self.name(value, stem, shared=keep)
         return self._known[key]
 
     def name(self, value: Value, stem: str, shared: bool = False) -> Value:

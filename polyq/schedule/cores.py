@@ -8,7 +8,7 @@ from polyq.affine.spec import Op
 from polyq.schedule.axes import share_among_threads
 from polyq.schedule.draft import Draft, plain_dim, size_of, work_of
 from polyq.schedule.groups import Group, Member, is_contraction
-from polyq.schedule.layouts import AHEAD, pack_constants
+from polyq.schedule.packing import AHEAD, pack_constants
 from polyq.schedule.sums import arrange, distribute, pack_panel, panels_of, sum_in_lanes, sum_in_words
 from polyq.schedule.tiles import Tile, choose_tile
 

@@ -12,7 +12,7 @@ from polyq.affine.spec import Op
 from polyq.affine.sums import dims_of, hoistable, monomials
 from polyq.schedule.axes import share_among_threads
 from polyq.schedule.draft import Draft, plain_dim, size_of
-from polyq.schedule.layouts import scale_partner
+from polyq.schedule.packing import scale_partner
 from polyq.schedule.tiles import Tile, packable
 
 #: unrolled copies of lanes for a reduction that has no other independent sums: they hide the latency of an addition
@@ -84,11 +84,11 @@ def sum_in_words(draft: Draft, name: str, tile: Tile) -> list[str]:
     part = name
     if draft.relaxed and tile.vectors * prod(n for _, n in tile.unroll) < 2 * CHAINS:  # two sums a row hide the latency
         draft.do("split_dim", op=name, dim=f"{k}u", factor=fields // 2, outer=f"{k}h", inner=f"{k}u")
-        scale_partner(draft, name, draft.plan.prepared, tile.words)
+        scale_partner(draft, name, draft.plan.prepared, tile.words, dict(tile.unroll))
         draft.do("partial_sums", op=name, keep=(f"{k}h",), outer=True)
         part = next(o.name for o in draft.spec.ops if o.name not in before and o.reduce is not None)
     else:
-        scale_partner(draft, name, draft.plan.prepared, tile.words)
+        scale_partner(draft, name, draft.plan.prepared, tile.words, dict(tile.unroll))
     hoist(draft, part)
     return [o.name for o in draft.spec.ops if o.name not in before and not draft.plan.stage(o.name).kinds]
 

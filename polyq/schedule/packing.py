@@ -1,0 +1,160 @@
+"""Copies in another layout: constants packed once when they are bound, and what is multiplied with fields of words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from polyq.affine import dtypes
+from polyq.affine.errors import ScheduleError
+from polyq.affine.expr import Affine, Constraint
+from polyq.affine.scalar import Load
+from polyq.affine.spec import Op
+from polyq.schedule.axes import share_among_threads
+from polyq.schedule.draft import Draft, plain_dim
+from polyq.schedule.layouts import Words, free_operands, lane_axis, step_axis, tile_rows
+
+__all__ = ["AHEAD", "pack_constants", "scale_partner"]
+
+#: how many stretches of memory a tile reads side by side. Measured on Zen 3, 8-bit weights, fractions of the read
+#: bandwidth: one 0.62, two 0.70 to 0.78, four 0.71 to 0.83.
+STREAMS = 2
+#: bytes ahead of which lines of a packed stream are asked for (2 to 8 KiB made no difference beyond noise)
+AHEAD = 4096
+
+
+def pack_constants(
+    draft: Draft, main: str, names: Sequence[str], dim: str, words: Words | None
+) -> dict[str, str]:
+    """Let ``names`` read constants in the order of tiles of lanes along ``dim``.
+
+    Returns the packed tensor of each. What other ops read too stays where it is, and so does what has no axis of lanes.
+    """
+    made: dict[str, str] = {}
+    rows = tile_rows(draft, draft.spec.op(main).extent(dim))
+    free = [t for n in names for t in sorted(free_operands(draft, draft.spec.op(n)))]
+    for tensor in dict.fromkeys(free):
+        readers = [op.name for op in draft.spec.readers(tensor)]
+        reads = [r for n in readers for r in draft.spec.op(n).reads if r.tensor == tensor]
+        axes = {lane_axis(r, dim) for r in reads}
+        if not set(readers) <= set(names) or len(axes) != 1 or None in axes:
+            continue
+        load = next((r for r in draft.spec.op(main).reads if r.tensor == tensor), reads[0])
+        made[tensor] = _pack(draft, load, readers, dim, rows, words, draft.spec.op(main))
+    return made
+
+
+def _pack(draft: Draft, load: Load, readers: list[str], dim: str, rows: int, words: Words | None, main: Op) -> str:
+    narrow = dtypes.info(load.dtype).bits < 16
+    t = draft.spec.tensor(load.tensor)
+    lanes = lane_axis(load, dim)
+    step = step_axis(load, words.along, words.fields) if words and narrow else None
+    streams = STREAMS if step is not None and rows % (STREAMS * draft.target.lanes("f32")) == 0 else 1
+    part = rows // streams
+    shape: list[Affine] = []
+    names: list[str] = []
+    place: list[Affine] = []
+    e = [Affine.dim(f"e{k}") for k in range(len(t.shape))]
+
+    def add(name: str, extent: Affine, at: Affine) -> None:
+        names.append(name)
+        shape.append(extent)
+        place.append(at)
+
+    assert lanes is not None
+    whole = (t.extents[lanes] + rows - 1) // rows
+    if streams > 1:
+        add("h", Affine(streams), (e[lanes] % rows) // part)
+    add("t", whole, e[lanes] // rows)
+    for k in _outside_in(load, main, lanes):
+        if k == step and words is not None:
+            add(f"e{k}", t.extents[k] // words.fields, e[k] // words.fields)
+        else:
+            add(f"e{k}", t.extents[k], e[k])
+    width = draft.target.lanes("f32")
+    if part > width:
+        add("v", Affine(part // width), (e[lanes] % part) // width)
+    add("r", Affine(min(part, width)), e[lanes] % min(part, width))
+    if step is not None and words is not None:
+        add("f", Affine(words.fields), e[step] % words.fields)
+    source: list[Affine] = []
+    for k in range(len(t.shape)):
+        at = Affine.dim(f"e{k}")
+        if k == lanes:
+            at = Affine.dim("t") * rows + Affine.dim("r")
+            at += (Affine.dim("h") * part if streams > 1 else 0) + (Affine.dim("v") * width if part > width else 0)
+        elif k == step and words is not None:
+            at = at * words.fields + Affine.dim("f")
+        source.append(at)
+    where = () if t.extents[lanes] % rows == Affine(0) else (Constraint(t.extents[lanes] - 1 - source[lanes]),)
+    before = {o.name for o in draft.spec.ops}
+    draft.do(
+        "copy_of", tensor=t.name, readers=tuple(readers), shape=tuple(shape), dims=tuple(names), source=tuple(source),
+        place=tuple(place), where=where,
+    )  # fmt: skip
+    copy = next(o for o in draft.spec.ops if o.name not in before)
+    draft.do("mark", op=copy.name, axis="t", kind="parallel")
+    draft.do("prepare", tensor=copy.target)
+    side = f", {streams} side by side" if streams > 1 else ""
+    draft.note(f"{t.name}: packed when it is bound, so that {rows} rows lie in one stretch of memory{side}")
+    return copy.target
+
+
+def _outside_in(load: Load, main: Op, lanes: int) -> list[int]:
+    """Return the other axes in the order of the loops: those of the result, then reduced ones as the op has them."""
+
+    def depth(k: int) -> tuple[bool, int]:
+        dims = load.index[k].dims()
+        inner = max((main.dims.index(d) for d in dims if d in main.dims), default=-1)
+        return any(d in main.reduced for d in dims), inner
+
+    return sorted((k for k in range(len(load.index)) if k != lanes), key=depth)
+
+
+def scale_partner(draft: Draft, name: str, codes: Iterable[str], words: Words, unroll: Mapping[str, int]) -> None:
+    """Convert fields where they lie in a word; the powers of two go into a copy of what they are multiplied with.
+
+    The copy has the rows of a tile (dims that are unrolled) side by side, so that a tile reads one stretch of it.
+    """
+    op = draft.spec.op(name)
+    packed = [r for r in op.reads if r.tensor in set(codes) and dtypes.info(r.dtype).bits < 16]
+    others = [r for r in op.reads if words.along in {d[:-1] for e in r.index for d in e.dims()} and r not in packed]
+    if len(packed) != 1 or packed[0].dtype[0] != "u" or len(others) != 1 or op.reduce != "+" or not draft.relaxed:
+        return
+    point = draft.save()
+    try:
+        _scaled_copy(draft, op, others[0], packed[0].tensor, words, unroll)
+    except ScheduleError as error:
+        draft.restore(point)
+        draft.note(f"{packed[0].tensor}: fields are shifted down ({str(error).splitlines()[0]})")
+
+
+def _scaled_copy(draft: Draft, op: Op, load: Load, codes: str, words: Words, unroll: Mapping[str, int]) -> None:
+    """Copy ``load`` in the order of the tiles: rows of a tile innermost, then the fields of a word, then the words."""
+    t = draft.spec.tensor(load.tensor)
+    step = next(k for k, e in enumerate(load.index) if f"{words.along}b" in e.dims())
+    side = next((k for k, e in enumerate(load.index) if plain_dim(e) in unroll), None)
+    rows = 1 if side is None else unroll[str(plain_dim(load.index[side]))]
+    e = [Affine.dim(f"e{k}") for k in range(len(t.shape))]
+    if t.extents[step] % words.fields != Affine(0):
+        raise ScheduleError(f"{t.name}: its {t.extents[step]} elements do not fill whole words")
+    source = [Affine.dim("b") * words.fields + Affine.dim("f") if k == step else e[k] for k in range(len(t.shape))]
+    axes = [(f"e{k}", t.extents[k], e[k]) for k in range(len(t.shape)) if k not in (step, side)]
+    axes.append(("b", t.extents[step] // words.fields, e[step] // words.fields))
+    axes.append(("f", Affine(words.fields), e[step] % words.fields))
+    where: tuple[Constraint, ...] = ()
+    if side is not None:
+        first, last = ("t", (t.extents[side] + rows - 1) // rows, e[side] // rows), ("u", Affine(rows), e[side] % rows)
+        axes = [first, *axes, last]
+        source[side] = Affine.dim("t") * rows + Affine.dim("u")
+        where = () if t.extents[side] % rows == Affine(0) else (Constraint(t.extents[side] - 1 - source[side]),)
+    before = {o.name for o in draft.spec.ops}
+    draft.do(
+        "copy_of", tensor=t.name, readers=(op.name,), shape=tuple(n for _, n, _ in axes),
+        dims=tuple(d for d, _, _ in axes), source=tuple(source), place=tuple(p for _, _, p in axes), where=where,
+    )  # fmt: skip
+    copy = next(o.name for o in draft.spec.ops if o.name not in before)
+    draft.do("scale_fields", op=op.name, codes=codes, packed=copy, dim="f", fields=words.fields)
+    draft.do("mark", op=copy, axis="f", kind="unroll")
+    free = [d for d, _, _ in axes if d not in ("b", "f", "u")]
+    share_among_threads(draft, copy, free, frozenset(free))
+    draft.note(f"{codes}: fields are converted where they lie in a word; the power of two goes into a copy of {t.name}")
