@@ -2,7 +2,8 @@
  *
  * The pool is fork/join. Workers spin for about a millisecond, so that the layers of a network that follow each other
  * closely find them awake, and sleep afterwards; the caller spins half as long. A worker is woken away from the caller's
- * core, and a caller that fell asleep runs before the worker that wakes it. One caller at a time owns the pool, others (and calls from inside a body) run serially.
+ * core, and a caller that fell asleep runs before the worker that wakes it. One caller at a time owns the pool, others
+ * (and calls from inside a body) run serially.
  * The library is never unloaded: its workers stay in it.
  */
 #define _GNU_SOURCE
