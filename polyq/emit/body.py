@@ -123,7 +123,7 @@ class Emitter:
         for load in loads(assign.value):
             storage = self.storage[load.tensor]
             whole = isinstance(storage, Registers) and storage.lanes == span[1]
-            if whole and load.index and load.index[-1] == Affine.dim(loop.var):
+            if whole and load.index and load.index[storage.axis] == Affine.dim(loop.var):
                 return Step(assign, Lanes(loop.var, span[1]), fold=True)
         return None
 
@@ -254,21 +254,22 @@ class Emitter:
         assert isinstance(storage, Memory)
         return storage.pointer
 
-    def _register_lanes(self, buffer: Buffer, body: Block, context: Context) -> int | None:
+    def _register_lanes(self, buffer: Buffer, body: Block, context: Context) -> tuple[int, int] | None:
         return shapes.register_lanes(buffer, body, frozenset(context.bind), bool(self.helpers.vector_bytes))
 
-    def _all_in_registers(self, scope: Scope, context: Context) -> list[int] | None:
+    def _all_in_registers(self, scope: Scope, context: Context) -> list[tuple[int, int]] | None:
         found = [self._register_lanes(b, scope.body, context) for b in scope.buffers]
-        lanes = [count for count in found if count is not None]
+        lanes = [place for place in found if place is not None]
         return lanes if len(lanes) == len(found) else None
 
-    def _in_registers(self, buffer: Buffer, lanes: int) -> None:
+    def _in_registers(self, buffer: Buffer, place: tuple[int, int]) -> None:
         """Make ``buffer`` a set of variables of the open block; a scope that is written out twice there shares them."""
         if self._owner.get(buffer.name) is self._undeclared:
             return
         self._owner[buffer.name] = self._undeclared
-        paths = shapes.cell_paths(buffer, lanes)
-        storage = Registers("", buffer.dtype, lanes, constant_shape(buffer)[-1] // lanes if lanes else 1)
+        lanes, axis = place
+        paths = shapes.cell_paths(buffer, lanes, axis)
+        storage = Registers("", buffer.dtype, lanes, constant_shape(buffer)[axis] // lanes if lanes else 1, axis)
         prefix = self.names.family(stem(buffer.name), [storage.variable(path) for path in paths])
         storage = self.storage[buffer.name] = replace(storage, prefix=prefix)
         kind = self.helpers.vector(compute_type(buffer.dtype), max(lanes, 1))

@@ -146,6 +146,7 @@ class Run:
         """
         lane: int | None = None
         whole = False
+        index = storage.path(index)
         path = tuple(e.const for e in index)
         if storage.lanes:
             last = index[-1]
