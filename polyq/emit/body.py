@@ -22,12 +22,14 @@ from polyq.emit.ctypes import compute_type, storage_type
 from polyq.emit.helpers import Helpers
 from polyq.emit.run import Lanes, Run
 from polyq.emit.statements import Step, emit
-from polyq.schedule.loopnest import Assign, Block, Buffer, Guard, Loop, Scope
+from polyq.schedule.loopnest import Assign, Block, Buffer, Guard, Loop, Scope, walk
 
 __all__ = ["Context", "Emitter"]
 
 #: scratch up to this size may live on the stack of the thread that runs the region
 STACK_BYTES = 4096
+#: gcc writes out the iterations of shorter loops (its parameter max-completely-peel-times)
+PEELED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +225,22 @@ class Emitter:
         with self.names.scope():
             var = self.names.loop(loop.var)
             body = self.looped(loop, replace(context, visible=(*context.visible, ("const int64_t", var))))
+            if self._stays_rolled(loop):
+                body = [*blocks.lines(["ROLLED();"]), *body]
         return blocks.loop(f"int64_t {var} = {low}", f"{var} < {high}", f"++{var}", body)
+
+    def _stays_rolled(self, loop: Loop) -> bool:
+        """Whether a short loop only adds to a register tile that is written out.
+
+        gcc would write out its iterations as well, and spill the tile for what neighbouring iterations have in common.
+        """
+        count = shapes.trip_count(loop)
+        if count is None or not 1 < count <= PEELED or not self.helpers.vector_bytes:
+            return False
+        inner = list(walk(loop.body))
+        targets = [self.storage[n.target] for n in inner if isinstance(n, Assign)]
+        flat = all(isinstance(n, Assign) or (isinstance(n, Loop) and n.kind in ("unroll", "vector")) for n in inner)
+        return flat and len(inner) > len(targets) and all(isinstance(s, Registers) and s.lanes for s in targets)
 
     def looped(self, loop: Loop, context: Context) -> list[cgen.Generable]:
         """Return the C of a loop's body."""
