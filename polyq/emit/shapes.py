@@ -72,6 +72,10 @@ def unrolls(loop: Loop) -> bool:
 
 
 # ---- registers
+#: lanes of the variables of a buffer, and the axis along which they lie: what each access wants
+Places = set[tuple[int, int]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
     """Loop variables that are numbers when a statement is printed, and the vector loop (variable, lanes)."""
@@ -91,7 +95,7 @@ def register_lanes(buffer: Buffer, body: Block, known: frozenset[str], vectors: 
         cells *= extent
     if any(isinstance(n, Loop) and n.kind == "parallel" for n in walk(body)):
         return None
-    lanes: set[tuple[int, int]] = set()
+    lanes: Places = set()
     if not _all_known(buffer.name, body, _Known(known), vectors, lanes) or len(lanes) > 1:
         return None
     count, axis = next(iter(lanes), (0, -1))
@@ -100,11 +104,11 @@ def register_lanes(buffer: Buffer, body: Block, known: frozenset[str], vectors: 
     return (count, axis) if cells <= REGISTER_CELLS * max(count, 1) else None
 
 
-def _all_known(name: str, body: Block, known: _Known, vectors: bool, lanes: set[tuple[int, int]]) -> bool:
+def _all_known(name: str, body: Block, known: _Known, vectors: bool, lanes: Places) -> bool:
     return all(_node_known(name, node, known, vectors, lanes) for node in body)
 
 
-def _node_known(name: str, node: Loop | Guard | Scope | Assign, known: _Known, vectors: bool, lanes: set[tuple[int, int]]) -> bool:
+def _node_known(name: str, node: Loop | Guard | Scope | Assign, known: _Known, vectors: bool, lanes: Places) -> bool:
     match node:
         case Loop():
             return _all_known(name, node.body, _inside(node, known, vectors), vectors, lanes)
@@ -126,7 +130,7 @@ def _inside(loop: Loop, known: _Known, vectors: bool) -> _Known:
     return known
 
 
-def _is_known(index: tuple[Affine, ...], known: _Known, lanes: set[tuple[int, int]]) -> bool:
+def _is_known(index: tuple[Affine, ...], known: _Known, lanes: Places) -> bool:
     varying = False
     for position, e in enumerate(index):
         free = (e.dims() - known.names) | e.params()

@@ -14,7 +14,7 @@ from math import prod
 from polyq.affine.dtypes import info, is_float
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, FloorDiv
-from polyq.affine.rewrite import inlinable
+from polyq.affine.rewrite import begins, fill_is_hidden, inlinable
 from polyq.affine.scalar import Apply, walk
 from polyq.affine.spec import Op, Spec
 from polyq.schedule.axes import widest_dtype
@@ -47,6 +47,7 @@ def automatic(
 
 def _automatic(spec: Spec, numerics: str, target: str, constants: frozenset[str]) -> Schedule:
     draft = Draft(spec, numerics, Target.named(target), constants)
+    shift_boxes(draft)
     inline_producers(draft)
     separate_groups(draft)
     handled: set[str] = set()
@@ -83,6 +84,17 @@ def _next(spec: Spec, handled: set[str]) -> Op | None:
 
 
 # ---- before any loop is moved
+def shift_boxes(draft: Draft) -> None:
+    """Let every box begin at 0, so that lanes fit, and let fills leave out what is assigned afterwards."""
+    for op in draft.spec.ops:
+        if begins(op):
+            draft.do("shift", op=op.name)
+    for op in draft.spec.ops:
+        if not isinstance(fill_is_hidden(draft.spec, op.name), str):
+            draft.do("trim_fill", op=op.name)
+            draft.note(f"{op.target}: filled only where no later statement assigns it")
+
+
 def inline_producers(draft: Draft) -> None:
     """Inline temporaries that are cheap to compute, or read once a cell."""
     for tensor in [t.name for t in draft.spec.temporaries]:

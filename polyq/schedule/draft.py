@@ -9,12 +9,13 @@ from types import MappingProxyType
 from typing import Any
 
 from polyq.affine.expr import Affine, Dim
+from polyq.affine.rewrite import moved_dim
 from polyq.affine.spec import Op, Spec
 from polyq.schedule.schedule import Directive
 from polyq.schedule.stages import Plan
 from polyq.schedule.target import Target
 
-__all__ = ["UNKNOWN_EXTENT", "Draft", "is_weighed", "plain_dim", "size_of", "typical"]
+__all__ = ["UNKNOWN_EXTENT", "Draft", "is_weighed", "moved_dim", "plain_dim", "size_of", "typical"]
 
 #: what a symbolic extent counts as where extents are weighed and no typical size is given
 UNKNOWN_EXTENT = 64

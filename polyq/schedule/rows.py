@@ -7,7 +7,7 @@ from math import prod
 from polyq.affine import dtypes
 from polyq.affine.spec import Op
 from polyq.schedule.axes import share_among_threads, split_lanes, widest_dtype
-from polyq.schedule.draft import Draft, plain_dim, size_of
+from polyq.schedule.draft import Draft, moved_dim, plain_dim, size_of
 from polyq.schedule.groups import Group, Member
 from polyq.schedule.sums import arrange, sum_in_lanes
 from polyq.schedule.tiles import choose_tile
@@ -24,7 +24,7 @@ def schedule_plain(draft: Draft, op: Op, free: frozenset[str] | None = None) -> 
     axes = list(op.dims)
     lanes = draft.target.lanes(widest_dtype(draft, op))
     bound = {d for c in op.where for d in c.expr.dims()}
-    dim = plain_dim(op.index[-1]) if op.index else None
+    dim = moved_dim(op.index[-1]) if op.index else None
     in_place = dtypes.info(draft.spec.tensor(op.target).dtype).packed
     if (
         dim is not None
