@@ -19,7 +19,7 @@ from polyq.affine.scalar import Apply, walk
 from polyq.affine.spec import Op, Spec
 from polyq.schedule.axes import widest_dtype
 from polyq.schedule.cores import schedule_core
-from polyq.schedule.draft import Draft, plain_dim, size_of, typical, work_of
+from polyq.schedule.draft import Draft, bounds_its_sum, plain_dim, size_of, typical, work_of
 from polyq.schedule.groups import Group, group_of
 from polyq.schedule.legality import is_carried
 from polyq.schedule.rows import schedule_dots, schedule_plain, schedule_rows
@@ -246,7 +246,8 @@ def _simple(writers: tuple[Op, ...]) -> bool:
     """Whether every writer's subscripts are distinct dims, over a box, and none reads the target."""
     for op in writers:
         dims = [plain_dim(e) for e in op.index]
-        if None in dims or len(set(dims)) != len(dims) or op.where or any(r.tensor == op.target for r in op.reads):
+        part = bool(op.where) and not bounds_its_sum(op)
+        if None in dims or len(set(dims)) != len(dims) or part or any(r.tensor == op.target for r in op.reads):
             return False
         if op.reduce is None and len(dims) != len(op.dims):
             return False
