@@ -6,6 +6,7 @@ from polyq.affine import dtypes
 from polyq.affine.scalar import Load
 from polyq.affine.spec import Op
 from polyq.schedule.axes import share_among_threads
+from polyq.schedule.copies import copy_rows, scattered_rows
 from polyq.schedule.draft import Draft, plain_dim, size_of, work_of
 from polyq.schedule.groups import Group, Member, is_contraction
 from polyq.schedule.layouts import AHEAD, pack_constants
@@ -25,6 +26,9 @@ def schedule_core(draft: Draft, root: Op, group: Group) -> None:
         _scalar_core(draft, root, group, extra)
         return
     follows = member.dims(main.name)
+    for copied in scattered_rows(draft, main, tile):
+        copy_rows(draft, main.name, copied)
+    main = draft.spec.op(main.name)
     panels = [load for load in panels_of(draft, main, tile) if load.tensor not in tile.free]
     at, lane_axis = _tile_root(draft, root, main, tile, follows, bool(panels))
     draft.note(f"{main.target}: {tile}")
