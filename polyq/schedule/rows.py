@@ -15,6 +15,8 @@ from polyq.schedule.groups import Group, Member
 from polyq.schedule.sums import arrange, sum_in_lanes
 from polyq.schedule.tiles import choose_tile
 
+#: how far ahead lines of an input are asked for that is read once, in order
+EARLY_BYTES = 2048
 #: rows of a triangle whose cells are computed side by side
 ROWS = 4
 
@@ -98,6 +100,22 @@ def _store_past_cache(draft: Draft, op: Op) -> None:
     if op.reduce is None and known and size >= draft.target.l3 // 2 and not draft.spec.readers(t.name):
         draft.do("stream", tensor=t.name)
         draft.note(f"{t.name}: its {size} bytes are stored past the cache")
+        _ask_early(draft, op)
+
+
+def _ask_early(draft: Draft, op: Op) -> None:
+    """Inputs that are read in the order in which they lie, and are as large, are asked for early.
+
+    Measured on Zen 3, five elementwise ops on 64 MB, beside a copy with streaming stores: 0.83 without, 0.88, 0.90,
+    0.95, 1.03 and 0.87 with 256, 512, 1024, 2048 and 4096 bytes ahead.
+    """
+    for load in dict.fromkeys(op.reads):
+        t = draft.spec.tensor(load.tensor)
+        size = prod(size_of(e) for e in t.extents) * dtypes.info(t.dtype).bits // 8
+        rows = [moved_dim(e) for e in load.index]
+        if t.name in draft.spec.input_names and size >= draft.target.l3 // 2 and rows == list(op.dims):
+            draft.do("prefetch", tensor=t.name, ahead=EARLY_BYTES)
+            draft.note(f"{t.name}: streamed; lines are asked for {EARLY_BYTES} bytes ahead")
 
 
 def schedule_rows(draft: Draft, root: Op, group: Group) -> None:
