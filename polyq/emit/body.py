@@ -94,7 +94,7 @@ class Emitter:
                     yield Step(_bound(node, context.bind))
                 case Loop(kind="unroll") if (span := _constant_span(node, context)) is not None:
                     yield from self._unrolled(node, context, span)
-                case Loop(kind="vector") if (live := self._known_lanes(node)) is not None:
+                case Loop(kind="vector") if (live := self._known_lanes(node, context)) is not None:
                     if live:
                         yield from self._lanes(node, context, None if live == shapes.lane_count(node) else str(live))
                 case Scope(buffers, body) if (found := self._all_in_registers(node, context)) is not None:
@@ -143,8 +143,10 @@ class Emitter:
         return blocks.lines(_joined(lines))
 
     # ---- vector loops
-    def _known_lanes(self, loop: Loop) -> int | None:
+    def _known_lanes(self, loop: Loop, context: Context) -> int | None:
         """Return the live lanes of a vector loop that is one vector, where their number is known."""
+        low, high = (tuple(e.substitute(context.bind) for e in ends) for ends in (loop.lower, loop.upper))
+        loop = replace(loop, lower=low, upper=high)
         return shapes.live_lanes(loop) if self.helpers.vector_bytes and shapes.lane_count(loop) else None
 
     def _lanes(self, loop: Loop, context: Context, live: str | None, at: Affine | None = None) -> Iterator[Step]:
