@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 
 import polyq
+from polyq.affine.arrays import random_arrays
 from polyq.emit import generate
 from polyq.schedule.schedule import Schedule
 from polyq.testing import assert_close
 
 #: stencils whose boxes do not begin at 0: text, declarations
-STENCILS = {
+STENCILS: dict[str, tuple[str, dict[str, Any]]] = {
     "one dim": ("y[i] = x[i - 1] + 2.0 * x[i] + x[i + 1] where 1 <= i, i < n - 1", {"x": ("f32", ("n",))}),
     "two dims": (
         "y[i, j] = x[i - 1, j] + x[i + 1, j] + x[i, j - 1] + x[i, j + 1] where 1 <= i, i < n - 1, 1 <= j, j < m - 1",
@@ -99,3 +101,62 @@ def test_a_tile_whose_lanes_are_rows_is_in_registers() -> None:
     source = generate(Schedule.auto(spec, target="avx2")).source
     assert re.search(r"y_acc_\d_\d \+= \w+ \* k_packed_v", source)
     assert "float y_acc[" not in source
+
+
+def test_rows_that_are_read_in_large_steps_are_copied_into_tiles() -> None:
+    spec = polyq.parse("y[i, j] += a[k, i] * b[k, j]", a=("f32", (200, 250)), b=("f32", (200, 256)))
+    schedule = Schedule.auto(spec, target="avx2")
+    assert tuple(map(str, schedule.plan.spec.tensor("a.packed").extents)) == ("42", "200", "6")
+    assert "a_packed_v_all" in generate(schedule).source
+    near = polyq.parse("y[i, j] += a[i, k] * b[k, j]", a=("f32", (250, 200)), b=("f32", (200, 256)))
+    assert "a.packed" not in {t.name for t in Schedule.auto(near, target="avx2").plan.spec.all_tensors}
+
+
+@pytest.mark.parametrize("m", [24, 31])
+def test_the_rows_of_a_triangle_part_where_the_first_one_ends(m: int) -> None:
+    spec = polyq.parse("y[i, j] += a[i, k] * b[k, j] where k <= i", a=("f32", (m, m)), b=("f32", (m, 48)))
+    schedule = Schedule.auto(spec, target="avx2")
+    source = generate(schedule).source
+    assert "float y_acc" not in source
+    tile = re.search(r"for \(int64_t k = 0; k < 6 \* io \+ 1; \+\+k\)\n\s*{\n(.*?)\n\s*}\n", source, re.DOTALL)
+    assert tile is not None
+    assert "if (" not in tile[1]
+    assert tile[1].count("y_acc_") == 12
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, m), (m, 48)))
+    assert_close(polyq.build(spec), reference=np.tril(a).astype(np.float64) @ b, a=a, b=b)
+
+
+def test_four_cells_of_a_triangle_of_dots_share_what_they_read() -> None:
+    spec = polyq.parse("y[i, j] += a[i, k] * a[j, k] where j <= i", a=("f32", (33, 70)))
+    source = generate(Schedule.auto(spec, target="avx2")).source
+    assert "float y_part" not in source
+    a = np.random.default_rng(0).standard_normal((33, 70)).astype(np.float32)
+    assert_close(polyq.build(spec), reference=np.tril(a.astype(np.float64) @ a.T.astype(np.float64)), a=a)
+
+
+CODES = "d[n, g, j] = (f32(w[n, g, j]) - z[n, g]) * s[n, g]\ny[m, n] += x[m, g, j] * d[n, g, j]"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "group"), [("u4", 48), ("u4", 40), ("u4", 56), ("i4", 48), ("u8", 20), ("u2", 80), ("u2", 112)]
+)
+def test_groups_that_are_no_whole_vectors_of_words(dtype: str, group: int) -> None:
+    shapes: dict[str, Any] = {"w": (16, 3, group), "z": (16, 3), "s": (16, 3), "x": ("m", 3, group)}
+    kinds = {"w": dtype, "z": "f32", "s": "f32", "x": "f32"}
+    spec = polyq.parse(CODES, **{name: (kinds[name], shapes[name]) for name in shapes})
+    schedule = Schedule.auto(spec, target="avx2")
+    source = generate(schedule).source
+    words = source[source.index("run_region_2(void") :]
+    assert "load_words_" in words or (dtype, group) == ("u8", 20)
+    assert "live" not in words
+    assert_close(polyq.build(spec), **random_arrays(spec, {"m": 2}))
+
+
+def test_a_large_input_that_is_read_in_order_is_asked_for_early() -> None:
+    spec = polyq.parse(
+        "y[i, j] = x[i, j] * s[j] - z[j, i]", x=("f32", (4096, 4096)), s=("f32", (4096,)), z=("f32", (4096, 4096))
+    )
+    schedule = Schedule.auto(spec, target="avx2")
+    assert schedule.plan.stream == ("y",)
+    assert schedule.plan.prefetch == (("x", 2048),)

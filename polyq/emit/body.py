@@ -124,8 +124,9 @@ class Emitter:
             return None
         for load in loads(assign.value):
             storage = self.storage[load.tensor]
-            whole = isinstance(storage, Registers) and storage.lanes == span[1]
-            if whole and load.index and load.index[storage.axis] == Affine.dim(loop.var):
+            if not isinstance(storage, Registers) or storage.lanes != span[1]:
+                continue
+            if load.index and load.index[storage.axis] == Affine.dim(loop.var):
                 return Step(assign, Lanes(loop.var, span[1]), fold=True)
         return None
 

@@ -152,12 +152,7 @@ def _field_of(run: Run, load: Load, lanes: Lanes) -> tuple[Value, int] | None:
     tail the words of dead lanes are 0, and not touched.
     """
     d, storage = dtypes.info(load.dtype), run.storage[load.tensor]
-    if (
-        not isinstance(storage, Memory)
-        or d.kind not in "ui"
-        or d.bits >= 32
-        or not load.index
-    ):
+    if not isinstance(storage, Memory) or d.kind not in "ui" or d.bits >= 32 or not load.index:
         return None
     fields, element = 32 // d.bits, load.index[-1].substitute({lanes.var: Affine(0)})
     position = element % fields

@@ -24,7 +24,7 @@ COPY_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class RowCopy:
-    """An operand whose last axis runs along an unrolled dim, ``height`` at a time, and ``along`` the sum in large steps."""
+    """An operand whose last axis is unrolled, ``height`` at a time, and whose axis ``along`` is that of the sum."""
 
     load: Load
     height: int
