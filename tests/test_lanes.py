@@ -124,14 +124,14 @@ def test_the_rows_of_a_triangle_part_where_the_first_one_ends(m: int) -> None:
     assert tile[1].count("y_acc_") == 12
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, m), (m, 48)))
-    assert_close(polyq.build(spec), reference=np.tril(a).astype(np.float64) @ b, a=a, b=b)
+    assert_close(polyq.build(spec), reference=np.tril(np.asarray(a, np.float64)) @ b, a=a, b=b)
 
 
 def test_four_cells_of_a_triangle_of_dots_share_what_they_read() -> None:
     spec = polyq.parse("y[i, j] += a[i, k] * a[j, k] where j <= i", a=("f32", (33, 70)))
     source = generate(Schedule.auto(spec, target="avx2")).source
     assert "float y_part" not in source
-    a = np.random.default_rng(0).standard_normal((33, 70)).astype(np.float32)
+    a: np.ndarray = np.random.default_rng(0).standard_normal((33, 70)).astype(np.float32)
     assert_close(polyq.build(spec), reference=np.tril(a.astype(np.float64) @ a.T.astype(np.float64)), a=a)
 
 
