@@ -34,9 +34,7 @@ DIVIDED_WORK = 1 << 18
 _COSTLY = frozenset({"exp", "log", "tanh", "erf", "sqrt", "div"})
 
 
-def automatic(
-    spec: Spec, numerics: str, target: str, constants: frozenset[str], sizes: Mapping[str, int]
-) -> Schedule:
+def automatic(spec: Spec, numerics: str, target: str, constants: frozenset[str], sizes: Mapping[str, int]) -> Schedule:
     """Return the schedule that the counts favour.
 
     ``constants`` are inputs whose layout is free; ``sizes`` are typical values of parameters.

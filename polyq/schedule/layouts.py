@@ -99,9 +99,7 @@ def _step_axis(load: Load, dim: str, fields: int) -> int | None:
     return at[0] if all(c % fields == 0 for a, c in e.terms if a != Dim(dim)) else None
 
 
-def pack_constants(
-    draft: Draft, main: str, names: Sequence[str], dim: str, words: Words | None
-) -> dict[str, str]:
+def pack_constants(draft: Draft, main: str, names: Sequence[str], dim: str, words: Words | None) -> dict[str, str]:
     """Let ``names`` read constants in the order of tiles of lanes along ``dim``.
 
     Returns the packed tensor of each. What other ops read too stays where it is, and so does what has no axis of lanes.

@@ -167,8 +167,7 @@ def _unrolls(op: Op, dims: tuple[str, ...], budget: int) -> list[tuple[tuple[str
         sizes = [
             n
             for n in (2, 3, 4, 6, 8)
-            if n <= size
-            and (n <= SYMBOLIC_UNROLL if not is_weighed(op.extent(d)) else size % n == 0 or size >= 4 * n)
+            if n <= size and (n <= SYMBOLIC_UNROLL if not is_weighed(op.extent(d)) else size % n == 0 or size >= 4 * n)
         ]
         if known and size <= 8:
             sizes.append(size)
