@@ -10,7 +10,7 @@ from dataclasses import dataclass
 #: measures once: the seconds of one run
 Time = Callable[[], float]
 
-_PAUSE = 0.05  # seconds in which the other's threads fall asleep
+_PAUSE = 0.2  # seconds in which the other's threads fall asleep: those of OpenBLAS spin for 2^28 cycles
 _ROUND = 0.01  # seconds that a round of repeated calls takes at least
 
 

@@ -228,6 +228,18 @@ def _windows(x: np.ndarray, *size: int) -> np.ndarray:
     return np.lib.stride_tricks.sliding_window_view(x, size, axis=tuple(range(-len(size), 0)))
 
 
+def _chained(a: SimpleNamespace) -> np.ndarray:
+    t = np.pad(a.x[:-2] + a.x[2:], (1, 0))
+    u = np.pad(t[1:-1] - t[2:], (2, 0))
+    return np.pad(u[2:-1] * u[3:], (2, 0))
+
+
+def _part(a: SimpleNamespace) -> np.ndarray:
+    y = a.y.copy()
+    y[3:6, 1:19] = a.x[3:6, 1:19] - a.x[2:5, :18]
+    return y
+
+
 def _conv2d(a: SimpleNamespace) -> np.ndarray:
     x = _windows(a.x, 5, 3)[:, ::2, ::1][:, :4, :5, ::2]  # rows: stride 2, dilation 2; columns: neither
     return np.einsum("cijrs,fcrs->fij", x, a.w)
@@ -252,6 +264,13 @@ WINDOWS = (
             lambda a: 0.2 * (a.x[:-2, 1:-1] + a.x[2:, 1:-1] + a.x[1:-1, :-2] + a.x[1:-1, 2:] + a.x[1:-1, 1:-1])),
     Program("two chained stencils", "a[i] = x[i] + x[i + 1] + x[i + 2] where i < 18\ny[i] = a[i] - 2.0 * a[i + 1] + a[i + 2] where i < 16", {"x": f32(20)},
             lambda a: _windows(_windows(a.x, 3).sum(1), 3) @ [1, -2, 1]),
+    Program("stencil from 1", "y[i] = x[i - 1] - 3.0 * x[i] + x[i + 1] where 1 <= i, i < n - 1", {"x": f32("n")},
+            lambda a: np.concatenate([[0.0], a.x[:-2] - 3.0 * a.x[1:-1] + a.x[2:]]), {"n": 29}),
+    Program("stencil from 1 and 2", "y[i, j] = x[i - 1, j] + x[i + 1, j] - x[i, j - 2] * x[i, j + 1] where 1 <= i, i < 8, 2 <= j, j < 21", {"x": f32(9, 22)},
+            lambda a: np.pad(a.x[:-2, 2:-1] + a.x[2:, 2:-1] - a.x[1:-1, :-3] * a.x[1:-1, 3:], ((1, 0), (2, 0)))),
+    Program("chained stencils from 1", "t[i] = x[i - 1] + x[i + 1] where 1 <= i, i < 25\nu[i] = t[i - 1] - t[i] where 2 <= i, i < 25\ny[i] = u[i] * u[i + 1] where 2 <= i, i < 24",
+            {"x": f32(26)}, _chained),
+    Program("stencil in place of a part", "y[i, j] = x[i, j] - x[i - 1, j - 1] where 3 <= i, i < 6, 1 <= j, j < 19", {"x": f32(7, 21), "y": f32(7, 21)}, _part),
     Program("upsample", "y[i] = x[i // 2] where i < 14", {"x": f32(7)}, lambda a: np.repeat(a.x, 2)),
     Program("cyclic read", "y[i] = x[i % 5] where i < 17", {"x": f32(5)}, lambda a: a.x[np.arange(17) % 5]),
 )  # fmt: skip

@@ -23,7 +23,7 @@ import polyq
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint
 from polyq.affine.proofs import prove
-from polyq.affine.rewrite import accumulate, copy_of, inline, partial_sums, split, widen_sums
+from polyq.affine.rewrite import accumulate, copy_of, inline, partial_sums, shift, split, trim_fill, widen_sums
 from polyq.affine.scalar import Apply, Const, Index, Load, Scalar, apply, map_scalar
 from polyq.affine.spec import Op, Spec
 from polyq.affine.sums import distribute, factor
@@ -57,6 +57,9 @@ def same(before: Spec, after: Spec, **params: int) -> bool:
 # ---- every rewrite, by hand
 SMALL = quantized(3, 2, 5)
 SCAN = polyq.parse("t[i, j] = x[i, j]\nt[i, j] = t[i, j - 1] * 2.0 + x[i, j] where j >= 1, i < 3, j < 6\ny[i] += t[i, j]", x=("f32", (3, 6)))
+STENCIL = polyq.parse("y[i, j] = x[i - 1, j] - x[i, j - 2] where 1 <= i, i < 4, 2 <= j, j < 6", x=("f32", (4, 6)))
+UNKNOWN = polyq.parse("y[i, j] = x[i - 1, j] - x[i, j + 1] where 1 <= i, i < m - 1, 2 <= j, j < m - 2", x=("f32", ("m", "m")))
+CHAINED = polyq.parse("t[i] = x[i - 1] + x[i] where 1 <= i, i < 7\ny[i] = t[i + 1] - t[i + 2] where i < 4", x=("f32", (7,)))
 REWRITES: dict[str, tuple[Spec, Callable[[Spec], Spec]]] = {
     "split with a tail": (SMALL, lambda s: split(s, "y", "j", 2)),
     "split of a parallel dim": (SMALL, lambda s: split(s, "d", "n", 2)),
@@ -70,6 +73,12 @@ REWRITES: dict[str, tuple[Spec, Callable[[Spec], Spec]]] = {
     "distribute": (SMALL, lambda s: distribute(inline(s, "d"), "y")),
     "factor": (SMALL, lambda s: factor(inline(s, "d"), "y", ["j"])),
     "factor, then distribute": (SMALL, lambda s: distribute(factor(inline(s, "d"), "y", ["j"]), "y")),
+    "shift": (STENCIL, lambda s: shift(s, "y")),
+    "shift of a triangle": (polyq.parse("y[i, j] += a[i, k] * a[j, k] where 2 <= i, k <= i, 1 <= k, j <= i", a=("f32", (6, 6))), lambda s: shift(s, "y")),
+    "shift of a scan": (SCAN, lambda s: shift(s, s.ops[1].name)),
+    "shift, then inline": (CHAINED, lambda s: inline(shift(s, "t"), "t")),
+    "trim a fill": (STENCIL, lambda s: trim_fill(shift(s, "y"), "y.init")),
+    "trim a fill of unknown size": (UNKNOWN, lambda s: trim_fill(shift(s, "y"), "y.init")),
     "widen": (polyq.parse("y[i] += a[i, k] * b[k]", a=("f16", (3, 4)), b=("f16", (4,))), widen_sums),
     "maximum": (polyq.parse("y[i] max= a[i, k] - b[k]", a=("f32", (3, 7)), b=("f32", (7,))),
                 lambda s: partial_sums(split(s, "y", "k", 3), "y", ["ki"])),
@@ -85,7 +94,7 @@ def test_each_rewrite_is_proven(name: str) -> None:
     before, rewrite = REWRITES[name]
     after = rewrite(before)
     assert after != before
-    for m in (1, 2):
+    for m in (0, 1, 2, 3, 7) if before is UNKNOWN else (1, 2):
         assert same(before, after, m=m)
     proof = prove(before, after)
     assert proof.ok, proof
@@ -353,3 +362,20 @@ def test_what_is_too_large_is_not_proven() -> None:
     assert proof.difference is None
     assert [name for name, _ in proof.skipped] == ["y"]
     assert str(proof).startswith("not proven: y: a cell depends on too many instances (")
+
+
+def test_shift_and_trim_leave_what_begins_at_0_and_what_is_read() -> None:
+    plain = polyq.parse("y[i] = x[i + 1] where i < 5", x=("f32", (6,)))
+    assert shift(plain, "y") == plain
+    shifted = shift(STENCIL, "y").op("y")
+    assert (shifted.where, [str(e) for e in (*shifted.extents, *shifted.index)]) == ((), ["3", "4", "i + 1", "j + 2"])
+    trimmed = trim_fill(shift(STENCIL, "y"), "y.init")
+    assert [str(op) for op in trimmed.ops[:-1]] == ["y[i, j] = 0.0", "y[i + 1, j] = 0.0"]
+    assert [tuple(map(str, op.extents)) for op in trimmed.ops[:-1]] == [("1", "6"), ("3", "2")]
+    read = polyq.parse("y[i] = 1.0 where i < 5\ny[i] = x[i] + y[i - 1] where 1 <= i, i < 5", x=("f32", (6,)))
+    with pytest.raises(ScheduleError, match=r"trim_fill\('y'\): y.2 reads y first"):
+        trim_fill(shift(read, "y.2"), "y")
+    with pytest.raises(ScheduleError, match=r"trim_fill\('y'\): y does not fill a box with a constant"):
+        trim_fill(STENCIL, "y")
+    with pytest.raises(ScheduleError, match=r"trim_fill\('y.init'\): y does not assign a box"):
+        trim_fill(STENCIL, "y.init")

@@ -16,7 +16,10 @@ from polyq.affine.program import identity
 from polyq.affine.scalar import Cast, Const, Index, Load, Scalar, map_scalar, substitute_dims
 from polyq.affine.spec import Op, Spec, Tensor
 
-__all__ = ["accumulate", "copy_of", "inline", "partial_sums", "split", "widen_sums"]
+__all__ = [
+    "accumulate", "begins", "copy_of", "fill_is_hidden", "inline", "partial_sums", "shift", "split", "trim_fill",
+    "widen_sums",
+]  # fmt: skip
 
 
 def fresh(taken: Iterable[str], stem: str) -> str:
@@ -96,18 +99,21 @@ def _replace_op(spec: Spec, name: str, ops: tuple[Op, ...], tensors: tuple[Tenso
 def inline(spec: Spec, tensor: str) -> Spec:
     """Compute a temporary where it is read.
 
-    rewrite: ``d[i] = f(i); y += d[g(j)]`` -> ``y += f(g(j))``
-    requires: 1. ``tensor`` is a temporary with one writer, an assignment; 2. its subscripts are distinct dims, all of
-    the writer's dims; 3. the writer's inputs are not written between writer and reader; 4. every read cell is written.
+    rewrite: ``d[i + c] = f(i); y += d[g(j)]`` -> ``y += f(g(j) - c)``
+    requires: 1. ``tensor`` is a temporary with one writer, an assignment; 2. its subscripts are distinct dims plus
+    constants, all of the writer's dims; 3. the writer's inputs are not written between writer and reader; 4. every
+    read cell is written.
     """
     writer = inlinable(spec, tensor)
     if isinstance(writer, str):
         raise ScheduleError(f"inline({tensor!r}): {writer}")
     dims = [next(iter(e.dims())) for e in writer.index]
+    offsets = [e.const for e in writer.index]
 
     def leaf(node: Const | Index | Load) -> Scalar:
         if isinstance(node, Load) and node.tensor == tensor:
-            return substitute_dims(writer.body, dict(zip(dims, node.index, strict=True)))
+            at = {d: e - c for d, e, c in zip(dims, node.index, offsets, strict=True)}
+            return substitute_dims(writer.body, at)
         return node
 
     ops = tuple(replace(op, body=map_scalar(op.body, leaf)) for op in spec.ops if op.name != writer.name)
@@ -122,11 +128,8 @@ def inlinable(spec: Spec, tensor: str) -> Op | str:
     if len(writers) != 1 or writers[0].reduce is not None or writers[0].where:
         return f"{tensor} is written by {len(writers)} op(s), with a reduction or a constraint"
     writer = writers[0]
-    plain = all(
-        len(e.terms) == 1 and e.const == 0 and e.terms[0][1] == 1 and isinstance(e.terms[0][0], Dim)
-        for e in writer.index
-    )
-    if not plain or len({str(e) for e in writer.index}) != len(writer.dims):
+    dims = [moved_dim(e) for e in writer.index]
+    if None in dims or not len(dims) == len(set(dims)) == len(writer.dims):
         return f"the subscripts of {tensor} in its writer are not its dims, each once"
     if any(r.tensor == tensor for r in writer.reads):
         return f"{tensor} is read by its own writer"
@@ -138,9 +141,100 @@ def inlinable(spec: Spec, tensor: str) -> Op | str:
     return writer
 
 
-def partial_sums(
-    spec: Spec, name: str, keep: Sequence[str], tensor: str | None = None, outer: bool = False
-) -> Spec:
+def moved_dim(e: Affine) -> str | None:
+    """Return the dim that ``e`` is, but for a constant, or ``None``.
+
+    >>> moved_dim(Affine.dim("i") + 1), moved_dim(Affine.dim("i") * 2)
+    ('i', None)
+    """
+    dims = [a.name for a, c in e.terms if isinstance(a, Dim) and c == 1]
+    return dims[0] if len(e.terms) == len(dims) == 1 else None
+
+
+def begins(op: Op) -> dict[str, int]:
+    """Return the constants above 0 at which ``where`` lets dims begin.
+
+    >>> from polyq.affine.notation import parse
+    >>> begins(parse("y[i] = x[i - 1] where i >= 1", x=("f32", (8,))).ops[-1])
+    {'i': 1}
+    """
+    found: dict[str, int] = {}
+    for c in op.where:
+        dim = moved_dim(c.expr)
+        if dim is not None and not c.equality and c.expr.const < 0:
+            found[dim] = max(found.get(dim, 0), -c.expr.const)
+    return found
+
+
+def shift(spec: Spec, name: str) -> Spec:
+    """Let dims that ``where`` lets begin above 0 begin at 0.
+
+    rewrite: ``for c <= i < N: S(i)`` -> ``for i < N - c: S(i + c)``
+    requires: nothing; the instances and their order stay the same.
+    """
+    op = spec.op(name)
+    first = begins(op)
+    changed = substitute(op, {d: Affine.dim(d) + c for d, c in first.items()})
+    changed = replace(
+        changed,
+        extents=tuple(e - first.get(d, 0) for d, e in zip(op.dims, op.extents, strict=True)),
+        where=tuple(c for c in changed.where if moved_dim(c.expr) not in first or c.equality or c.expr.const < 0),
+    )
+    return _replace_op(spec, name, (changed,))
+
+
+def fill_is_hidden(spec: Spec, name: str) -> Op | str:
+    """Return the op that assigns most cells of a fill before anybody reads them, else the reason why there is none."""
+    fill = spec.op(name)
+    boxed = [moved_dim(e) for e in fill.index] == list(fill.dims) and all(e.const == 0 for e in fill.index)
+    if fill.reduce is not None or fill.where or not fill.dims or not boxed or not isinstance(fill.body, Const):
+        return f"{name} does not fill a box with a constant"
+    for op in spec.ops[spec.ops.index(fill) + 1 :]:
+        if any(r.tensor == fill.target for r in op.reads):
+            return f"{op.name} reads {fill.target} first"
+        if op.target == fill.target:
+            dims = [moved_dim(e) for e in op.index]
+            box = None not in dims and len(set(dims)) == len(dims) == len(op.dims)
+            if op.reduce is not None or op.where or not box:
+                return f"{op.name} does not assign a box"
+            spans = zip(op.index, dims, fill.extents, strict=True)
+            left = [whole - e.const - op.extent(d or "") for e, d, whole in spans]
+            inside = all(e.is_constant and e.const >= 0 for e in left)
+            return op if inside else f"{op.name} may write outside of what {name} fills"
+    return f"nothing writes {fill.target} after {name}"
+
+
+def trim_fill(spec: Spec, name: str) -> Spec:
+    """Let a fill leave out the box that another op assigns before anybody reads it.
+
+    rewrite: ``y[i] = 0 (i < N); y[i + c] = f(i) (i < M)`` -> ``y[i] = 0 (i < c); y[i + c + M] = 0 (i < N - c - M);
+    y[i + c] = f(i)``
+    requires: 1. a constant over a box; 2. the next op that touches the tensor assigns a box inside, each cell once.
+    """
+    cover = fill_is_hidden(spec, name)
+    if isinstance(cover, str):
+        raise ScheduleError(f"trim_fill({name!r}): {cover}")
+    fill = spec.op(name)
+    taken, pieces = tensor_names(spec) - {name}, list[Op]()
+    index, extents = list(fill.index), list(fill.extents)
+    for k, (d, whole, e) in enumerate(zip(fill.dims, fill.extents, cover.index, strict=True)):
+        middle = cover.extent(moved_dim(e) or "")
+        for begin, size in ((Affine(0), Affine(e.const)), (middle + e.const, whole - middle - e.const)):
+            if size == Affine(0):
+                continue
+            at = Affine.dim(d) + begin
+            # where the assigned box is empty, as it may be for small parameters, both ends may reach past the whole
+            inside = (Constraint(at), Constraint(whole - 1 - at))
+            where = () if whole.is_constant and middle.is_constant else inside
+            cells = (*index[:k], at, *index[k + 1 :])
+            piece = replace(fill, name=fresh(taken, name), index=cells, where=where)
+            pieces.append(replace(piece, extents=(*extents[:k], size, *extents[k + 1 :])))
+            taken.add(pieces[-1].name)
+        index[k], extents[k] = Affine.dim(d) + e.const, middle
+    return _replace_op(spec, name, tuple(pieces))
+
+
+def partial_sums(spec: Spec, name: str, keep: Sequence[str], tensor: str | None = None, outer: bool = False) -> Spec:
     """Split a reduction in two: partial results that keep some reduced dims, then their combination.
 
     The kept dims are the last ones of the partial results, with ``outer`` the first.

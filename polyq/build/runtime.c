@@ -1,8 +1,9 @@
 /* The runtime of all kernels of a process: one thread pool, and buffers that belong to threads.
  *
  * The pool is fork/join. Workers spin for about a millisecond, so that the layers of a network that follow each other
- * closely find them awake, and sleep afterwards; the caller spins shortly, because a worker that was woken often lands
- * on the caller's core. One caller at a time owns the pool, others (and calls from inside a body) run serially.
+ * closely find them awake, and sleep afterwards; the caller spins half as long. A worker is woken away from the caller's
+ * core, and a caller that fell asleep runs before the worker that wakes it. One caller at a time owns the pool, others
+ * (and calls from inside a body) run serially.
  * The library is never unloaded: its workers stay in it.
  */
 #define _GNU_SOURCE
@@ -45,7 +46,40 @@ static void sleep_while(_Atomic uint32_t *word, uint32_t value) {
 }
 static void wake_all(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0); }
 static void reset_sleep(void) {}
+
+/* A thread that is woken often lands behind its waker on the same core, and moves away only after some milliseconds:
+ * so a worker is kept off the waker's core until it runs. */
+typedef struct {
+  _Atomic pid_t thread;
+  _Atomic int moved; /* whether `allowed` has to be given back */
+  cpu_set_t allowed;
+} place;
+
+static void place_nowhere(place *p) { /* before the thread runs: the number may belong to a thread before a fork */
+  atomic_store(&p->thread, 0);
+  atomic_store(&p->moved, 0);
+}
+static void place_here(place *p) { atomic_store(&p->thread, (pid_t)syscall(SYS_gettid)); }
+static void keep_away(place *p) {
+  pid_t thread = atomic_load(&p->thread);
+  int cpu = sched_getcpu();
+  cpu_set_t others;
+  if (!thread || cpu < 0 || cpu >= CPU_SETSIZE || sched_getaffinity(thread, sizeof p->allowed, &p->allowed)) return;
+  others = p->allowed;
+  CPU_CLR(cpu, &others);
+  if (CPU_COUNT(&others) == 0 || sched_setaffinity(thread, sizeof others, &others)) return;
+  atomic_store(&p->moved, 1);
+}
+static void let_go(place *p) {
+  if (atomic_load(&p->moved) && atomic_exchange(&p->moved, 0)) sched_setaffinity(0, sizeof p->allowed, &p->allowed);
+}
 #else
+typedef int place;
+static void place_nowhere(place *p) { (void)p; }
+static void place_here(place *p) { (void)p; }
+static void keep_away(place *p) { (void)p; }
+static void let_go(place *p) { (void)p; }
+
 static pthread_mutex_t sleep_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t sleep_cond = PTHREAD_COND_INITIALIZER;
 
@@ -90,12 +124,13 @@ static uint32_t spin_while(_Atomic uint32_t *word, uint32_t value, int64_t limit
 
 /* ---- the pool ---- */
 
-enum { MAX_WORKERS = 1023, WORKER_SPIN = 1000000, CALLER_SPIN = 50000, STACK_BYTES = 4 << 20, LINE = 64 };
+enum { MAX_WORKERS = 1023, WORKER_SPIN = 1000000, CALLER_SPIN = 500000, STACK_BYTES = 4 << 20, LINE = 64 };
 
 typedef struct {
   _Atomic uint32_t job;      /* grows by one for each job that this worker takes part in */
   _Atomic uint32_t sleeps;   /* whether it may be asleep on `job` */
   uint32_t seen;             /* `job` when the worker was made */
+  place place;               /* where it may run */
 } __attribute__((aligned(LINE))) worker;
 
 static struct {
@@ -118,6 +153,7 @@ static void *work(void *argument) {
 #if defined(__x86_64__)
   __builtin_ia32_ldmxcsr(0x1f80); /* rounding to nearest, denormals kept, whatever the thread that made this one uses */
 #endif
+  place_here(&self->place);
   for (;;) {
     uint32_t now = spin_while(&self->job, last, spin);
     while (now == last) {
@@ -127,9 +163,13 @@ static void *work(void *argument) {
       now = atomic_load(&self->job);
     }
     last = now;
+    let_go(&self->place); /* the job was counted after the worker was kept away, so this comes later too */
     spin = pool.threads <= pool.cores ? WORKER_SPIN : 0; /* with more threads than cores it would hold up the others */
     pool.body(pool.argument, thread, pool.threads);
-    if (atomic_fetch_sub(&pool.unanswered, 1) == 1 && atomic_load(&pool.caller_sleeps)) wake_all(&pool.unanswered);
+    if (atomic_fetch_sub(&pool.unanswered, 1) == 1 && atomic_load(&pool.caller_sleeps)) {
+      wake_all(&pool.unanswered);
+      sched_yield(); /* the caller may have been put behind this thread */
+    }
   }
   return NULL;
 }
@@ -159,6 +199,7 @@ static int make_workers(int wanted) {
     worker *w = &pool.worker[thread];
     w->seen = atomic_load(&w->job);
     atomic_store(&w->sleeps, 0);
+    place_nowhere(&w->place);
     if (pthread_create(&id, &attributes, work, (void *)(intptr_t)thread)) break;
     pool.workers = thread;
   }
@@ -202,6 +243,7 @@ static void run(polyq_body body, void *argument, int threads) {
   atomic_store(&pool.unanswered, (uint32_t)threads - 1);
   for (int thread = 1; thread < threads; thread++) {
     worker *w = &pool.worker[thread];
+    if (atomic_load(&w->sleeps)) keep_away(&w->place);
     atomic_fetch_add(&w->job, 1);
     if (atomic_load(&w->sleeps)) wake_all(&w->job);
   }

@@ -161,15 +161,28 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """A scratch buffer that is a set of named variables, one per cell or, with ``lanes``, one per block of lanes."""
+    """A scratch buffer that is a set of named variables, one per cell or, with ``lanes``, one per block of lanes.
+
+    The lanes lie along ``axis``; in paths this axis comes last.
+    """
 
     prefix: str
     dtype: str
     lanes: int
     blocks: int = 1
+    axis: int = -1
+
+    def path(self, index: tuple[Affine, ...]) -> tuple[Affine, ...]:
+        """Return subscripts in the order of paths.
+
+        >>> r = Registers("t", "f32", 8, axis=0); [str(e) for e in r.path((Affine.dim("i"), Affine(3)))]
+        ['3', 'i']
+        """
+        at = self.axis % max(len(index), 1)
+        return (*index[:at], *index[at + 1 :], index[at]) if index else ()
 
     def variable(self, path: tuple[int, ...]) -> str:
-        """Return the variable of a cell or block of lanes; a single block along the last axis needs no number."""
+        """Return the variable of a cell or block of lanes; a single block along the axis of lanes needs no number."""
         shown = path[:-1] if self.lanes and self.blocks == 1 else path
         return "_".join([self.prefix, *map(str, shown)])
 

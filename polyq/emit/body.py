@@ -22,12 +22,14 @@ from polyq.emit.ctypes import compute_type, storage_type
 from polyq.emit.helpers import Helpers
 from polyq.emit.run import Lanes, Run
 from polyq.emit.statements import Step, emit
-from polyq.schedule.loopnest import Assign, Block, Buffer, Guard, Loop, Scope
+from polyq.schedule.loopnest import Assign, Block, Buffer, Guard, Loop, Scope, walk
 
 __all__ = ["Context", "Emitter"]
 
 #: scratch up to this size may live on the stack of the thread that runs the region
 STACK_BYTES = 4096
+#: gcc writes out the iterations of shorter loops (its parameter max-completely-peel-times)
+PEELED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Emitter:
                     yield Step(_bound(node, context.bind))
                 case Loop(kind="unroll") if (span := _constant_span(node, context)) is not None:
                     yield from self._unrolled(node, context, span)
-                case Loop(kind="vector") if (live := self._known_lanes(node)) is not None:
+                case Loop(kind="vector") if (live := self._known_lanes(node, context)) is not None:
                     if live:
                         yield from self._lanes(node, context, None if live == shapes.lane_count(node) else str(live))
                 case Scope(buffers, body) if (found := self._all_in_registers(node, context)) is not None:
@@ -122,8 +124,9 @@ class Emitter:
             return None
         for load in loads(assign.value):
             storage = self.storage[load.tensor]
-            whole = isinstance(storage, Registers) and storage.lanes == span[1]
-            if whole and load.index and load.index[-1] == Affine.dim(loop.var):
+            if not isinstance(storage, Registers) or storage.lanes != span[1]:
+                continue
+            if load.index and load.index[storage.axis] == Affine.dim(loop.var):
                 return Step(assign, Lanes(loop.var, span[1]), fold=True)
         return None
 
@@ -141,8 +144,10 @@ class Emitter:
         return blocks.lines(_joined(lines))
 
     # ---- vector loops
-    def _known_lanes(self, loop: Loop) -> int | None:
+    def _known_lanes(self, loop: Loop, context: Context) -> int | None:
         """Return the live lanes of a vector loop that is one vector, where their number is known."""
+        low, high = (tuple(e.substitute(context.bind) for e in ends) for ends in (loop.lower, loop.upper))
+        loop = replace(loop, lower=low, upper=high)
         return shapes.live_lanes(loop) if self.helpers.vector_bytes and shapes.lane_count(loop) else None
 
     def _lanes(self, loop: Loop, context: Context, live: str | None, at: Affine | None = None) -> Iterator[Step]:
@@ -223,7 +228,22 @@ class Emitter:
         with self.names.scope():
             var = self.names.loop(loop.var)
             body = self.looped(loop, replace(context, visible=(*context.visible, ("const int64_t", var))))
+            if self._stays_rolled(loop):
+                body = [*blocks.lines(["ROLLED();"]), *body]
         return blocks.loop(f"int64_t {var} = {low}", f"{var} < {high}", f"++{var}", body)
+
+    def _stays_rolled(self, loop: Loop) -> bool:
+        """Whether a short loop only adds to a register tile that is written out.
+
+        gcc would write out its iterations as well, and spill the tile for what neighbouring iterations have in common.
+        """
+        count = shapes.trip_count(loop)
+        if count is None or not 1 < count <= PEELED or not self.helpers.vector_bytes:
+            return False
+        inner = list(walk(loop.body))
+        targets = [self.storage[n.target] for n in inner if isinstance(n, Assign)]
+        flat = all(isinstance(n, Assign) or (isinstance(n, Loop) and n.kind in ("unroll", "vector")) for n in inner)
+        return flat and len(inner) > len(targets) and all(isinstance(s, Registers) and s.lanes for s in targets)
 
     def looped(self, loop: Loop, context: Context) -> list[cgen.Generable]:
         """Return the C of a loop's body."""
@@ -254,21 +274,22 @@ class Emitter:
         assert isinstance(storage, Memory)
         return storage.pointer
 
-    def _register_lanes(self, buffer: Buffer, body: Block, context: Context) -> int | None:
+    def _register_lanes(self, buffer: Buffer, body: Block, context: Context) -> tuple[int, int] | None:
         return shapes.register_lanes(buffer, body, frozenset(context.bind), bool(self.helpers.vector_bytes))
 
-    def _all_in_registers(self, scope: Scope, context: Context) -> list[int] | None:
+    def _all_in_registers(self, scope: Scope, context: Context) -> list[tuple[int, int]] | None:
         found = [self._register_lanes(b, scope.body, context) for b in scope.buffers]
-        lanes = [count for count in found if count is not None]
+        lanes = [place for place in found if place is not None]
         return lanes if len(lanes) == len(found) else None
 
-    def _in_registers(self, buffer: Buffer, lanes: int) -> None:
+    def _in_registers(self, buffer: Buffer, place: tuple[int, int]) -> None:
         """Make ``buffer`` a set of variables of the open block; a scope that is written out twice there shares them."""
         if self._owner.get(buffer.name) is self._undeclared:
             return
         self._owner[buffer.name] = self._undeclared
-        paths = shapes.cell_paths(buffer, lanes)
-        storage = Registers("", buffer.dtype, lanes, constant_shape(buffer)[-1] // lanes if lanes else 1)
+        lanes, axis = place
+        paths = shapes.cell_paths(buffer, lanes, axis)
+        storage = Registers("", buffer.dtype, lanes, constant_shape(buffer)[axis] // lanes if lanes else 1, axis)
         prefix = self.names.family(stem(buffer.name), [storage.variable(path) for path in paths])
         storage = self.storage[buffer.name] = replace(storage, prefix=prefix)
         kind = self.helpers.vector(compute_type(buffer.dtype), max(lanes, 1))

@@ -109,10 +109,16 @@ class Helpers:
             return Value(f"({mask.text} ? {a.text} : {b.text})", a.dtype, 1)
         vector, size = self.vector(a.dtype, a.lanes), width(a.dtype)
         bits = self.vector(f"i{8 * size}", a.lanes)
+        plain = f"  return ({vector})((m & ({bits})a) | (~m & ({bits})b));\n"
+        if size in (4, 8) and size * a.lanes in (16, 32):  # gcc makes three operations of the plain form
+            kind, feature = ("256", "__AVX__") if size * a.lanes == 32 else ("", "__SSE4_1__")
+            whole = self.vector(f"f{8 * size}", a.lanes)
+            blend = f"__builtin_ia32_blendv{'ps' if size == 4 else 'pd'}{kind}(({whole})b, ({whole})a, ({whole})m)"
+            head = f"#if defined({feature}) && !defined(__clang__)\n  return ({vector}){blend};\n#else\n"
+            plain = f"{head}{plain}#endif\n"
         name = self.add(
             f"select_{vector}",
-            f"static inline {vector} select_{vector}({bits} m, {vector} a, {vector} b) {{\n"
-            f"  return ({vector})((m & ({bits})a) | (~m & ({bits})b));\n}}",
+            f"static inline {vector} select_{vector}({bits} m, {vector} a, {vector} b) {{\n{plain}}}",
         )
         return Value(f"{name}({self.convert(mask, f'i{8 * size}').text}, {a.text}, {b.text})", a.dtype, a.lanes)
 
@@ -150,11 +156,25 @@ class Helpers:
         vector, scalar = self.vector(unit, lanes), scalar_name(unit)
         name = f"load_part_{vector}"
         plain = f"  {vector} r = {{0}};\n  __builtin_memcpy(&r, p, (size_t)n * sizeof(*p));\n  return r;\n"
-        if lanes == 8 and width(unit) == 4 and self.vector_bytes >= 32:
-            masks, mask = self.vector("i32", 8), self.lane_mask(8, "n").text
-            plain = f"  return ({vector})__builtin_ia32_maskloadd256((const {masks} *)p, {mask});\n"
+        if lanes in (4, 8) and width(unit) == 4 and self.vector_bytes >= 32:
+            plain = self._masked_load(vector, lanes)
         self.add(name, f"static inline {vector} {name}(const {scalar} *p, int64_t n) {{\n{plain}}}")
         return Value(f"{name}({address}, {count})", unit, lanes)
+
+    def _masked_load(self, vector: str, lanes: int) -> str:
+        masks, mask = self.vector("i32", lanes), self.lane_mask(lanes, "n").text
+        builtin = f"__builtin_ia32_maskloadd{'256' if lanes == 8 else ''}"
+        return f"  return ({vector}){builtin}((const {masks} *)p, {mask});\n"
+
+    def load_words(self, lanes: int, address: str, count: str) -> Value:
+        """Return the first ``count`` 32-bit words at any address; the others are 0 and their memory is not touched."""
+        vector = self.vector("u32", lanes)
+        plain = f"  {vector} r = {{0}};\n  __builtin_memcpy(&r, p, (size_t)n * 4);\n  return r;\n"
+        if lanes in (4, 8) and self.vector_bytes >= 32:
+            plain = self._masked_load(vector, lanes)
+        name = f"load_words_{vector}"
+        self.add(name, f"static inline {vector} {name}(const void *p, int64_t n) {{\n{plain}}}")
+        return Value(f"{name}({address}, {count})", "u32", lanes)
 
     def strided(self, unit: str, lanes: int, address: str, distance: str) -> Value:
         """Return a vector of elements that lie ``distance`` apart."""

@@ -148,16 +148,11 @@ def _gathered(run: Run, load: Load, lanes: Lanes) -> Value:
 def _field_of(run: Run, load: Load, lanes: Lanes) -> tuple[Value, int] | None:
     """Return the 32-bit words that hold one element of each lane, and its bit; ``None`` where lanes lie otherwise.
 
-    Rows are whole words and all lanes have the same place in their words, so that no word ends outside the array.
+    Rows are whole words and all lanes have the same place in their words, so that no word ends outside the array; in a
+    tail the words of dead lanes are 0, and not touched.
     """
     d, storage = dtypes.info(load.dtype), run.storage[load.tensor]
-    if (
-        not isinstance(storage, Memory)
-        or d.kind not in "ui"
-        or d.bits >= 32
-        or lanes.count is not None
-        or not load.index
-    ):
+    if not isinstance(storage, Memory) or d.kind not in "ui" or d.bits >= 32 or not load.index:
         return None
     fields, element = 32 // d.bits, load.index[-1].substitute({lanes.var: Affine(0)})
     position = element % fields
@@ -171,13 +166,15 @@ def _field_of(run: Run, load: Load, lanes: Lanes) -> tuple[Value, int] | None:
         at = replace(begin, known=begin.known - position)
     prefetch(run, load.tensor, storage, at)
     address, vector = at.plus(storage.pointer, run.names), run.helpers.vector("u32", lanes.width)
-    key = ("words", Load(load.tensor, (), load.dtype), address, lanes.width)  # the load names what a store forgets
+    # the load names what a store forgets
+    key = ("words", Load(load.tensor, (), load.dtype), address, lanes.width, lanes.count)
+    if lanes.count is None:
+        raw = Value(f"*(const {vector}_u *)({address})", "u32", lanes.width, UNARY)
+    else:
+        raw = run.helpers.load_words(lanes.width, address, lanes.count)
     # measured: a mask that reads the words from the first cache again costs less than the register that held them
     # (6 x 2 tile, 8-bit codes, Zen 3: 0.77 of the FMA limit, 0.57 with the words held)
-    words = run.once(
-        key, Value(f"*(const {vector}_u *)({address})", "u32", lanes.width, UNARY), f"{stem(load.tensor)}_words", False
-    )
-    return words, position.const * d.bits
+    return run.once(key, raw, f"{stem(load.tensor)}_words", keep=False), position.const * d.bits
 
 
 def _multiple(e: Affine, count: int) -> bool:

@@ -149,6 +149,7 @@ class Run:
         """
         lane: int | None = None
         whole = False
+        index = storage.path(index)
         path = tuple(e.const for e in index)
         if storage.lanes:
             last = index[-1]

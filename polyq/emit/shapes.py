@@ -72,6 +72,10 @@ def unrolls(loop: Loop) -> bool:
 
 
 # ---- registers
+#: lanes of the variables of a buffer, and the axis along which they lie: what each access wants
+Places = set[tuple[int, int]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
     """Loop variables that are numbers when a statement is printed, and the vector loop (variable, lanes)."""
@@ -80,33 +84,31 @@ class _Known:
     vector: tuple[str, int] | None = None
 
 
-def register_lanes(buffer: Buffer, body: Block, known: frozenset[str], vectors: bool) -> int | None:
-    """Return how ``buffer`` can be a set of variables: lanes of each (0: scalars), ``None`` where it has to be memory.
+def register_lanes(buffer: Buffer, body: Block, known: frozenset[str], vectors: bool) -> tuple[int, int] | None:
+    """Return how ``buffer`` can be a set of variables, or ``None`` where it has to be memory.
 
-    It can if every subscript is a number once unrolled loops are written out, but for one vector loop in the last one.
+    The lanes of each variable (0: scalars) and the axis along which they lie. It can if every subscript is a number
+    once unrolled loops are written out, but for one vector loop in one of them, the same for all accesses.
     """
     shape, cells = constant_shape(buffer), 1
     for extent in shape:
         cells *= extent
     if any(isinstance(n, Loop) and n.kind == "parallel" for n in walk(body)):
         return None
-    lanes: set[int] = set()
-    if not _all_known(buffer.name, body, _Known(known), vectors, lanes):
+    lanes: Places = set()
+    if not _all_known(buffer.name, body, _Known(known), vectors, lanes) or len(lanes) > 1:
         return None
-    widths = lanes - {0}
-    if len(widths) > 1:
+    count, axis = next(iter(lanes), (0, -1))
+    if count and (not shape or shape[axis] % count or dtypes.info(buffer.dtype).packed):
         return None
-    count = max(lanes, default=0)
-    if count and (not shape or shape[-1] % count or dtypes.info(buffer.dtype).packed):
-        return None
-    return count if cells <= REGISTER_CELLS * max(count, 1) and cells // max(count, 1) <= REGISTER_CELLS else None
+    return (count, axis) if cells <= REGISTER_CELLS * max(count, 1) else None
 
 
-def _all_known(name: str, body: Block, known: _Known, vectors: bool, lanes: set[int]) -> bool:
+def _all_known(name: str, body: Block, known: _Known, vectors: bool, lanes: Places) -> bool:
     return all(_node_known(name, node, known, vectors, lanes) for node in body)
 
 
-def _node_known(name: str, node: Loop | Guard | Scope | Assign, known: _Known, vectors: bool, lanes: set[int]) -> bool:
+def _node_known(name: str, node: Loop | Guard | Scope | Assign, known: _Known, vectors: bool, lanes: Places) -> bool:
     match node:
         case Loop():
             return _all_known(name, node.body, _inside(node, known, vectors), vectors, lanes)
@@ -128,29 +130,30 @@ def _inside(loop: Loop, known: _Known, vectors: bool) -> _Known:
     return known
 
 
-def _is_known(index: tuple[Affine, ...], known: _Known, lanes: set[int]) -> bool:
-    lanes.add(0)
+def _is_known(index: tuple[Affine, ...], known: _Known, lanes: Places) -> bool:
+    varying = False
     for position, e in enumerate(index):
         free = (e.dims() - known.names) | e.params()
         if not free:
             continue
-        if known.vector is None or free - {known.vector[0]} or position != len(index) - 1:
+        if known.vector is None or free - {known.vector[0]} or varying:
             return False
+        varying = True
         var, count = known.vector
         rest = e - Affine.dim(var)
         if var in rest.dims() or rest.const % count or any(c % count for a, c in rest.terms if isinstance(a, Dim)):
             return False
         if any(not isinstance(a, Dim) for a, _ in rest.terms):
             return False
-        lanes.add(count)
+        lanes.add((count, position))
     return True
 
 
-def cell_paths(buffer: Buffer, lanes: int) -> list[tuple[int, ...]]:
-    """Return the variables of a register buffer, by block of lanes along the last axis."""
+def cell_paths(buffer: Buffer, lanes: int, axis: int) -> list[tuple[int, ...]]:
+    """Return the variables of a register buffer, by block of lanes along ``axis``, which comes last."""
     shape = list(constant_shape(buffer))
     if lanes:
-        shape[-1] //= lanes
+        shape.append(shape.pop(axis) // lanes)
     paths: list[tuple[int, ...]] = [()]
     for extent in shape:
         paths = [(*p, i) for p in paths for i in range(extent)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from polyq.affine import dtypes
 from polyq.affine.expr import Affine
-from polyq.affine.scalar import Const, Scalar
+from polyq.affine.scalar import Apply, Cast, Const, Index, Load, Scalar
 from polyq.emit import arithmetic, halves
 from polyq.emit.address import Memory, Offset, Registers, offset_of
 from polyq.emit.ctypes import LOOSE, PRODUCT, SUM, UNARY, Value, compute_type, scalar_name, stored_unit, width
@@ -86,6 +86,8 @@ def _to_register(run: Run, assign: Assign, lanes: Lanes | None, storage: Registe
     whole_cell = assign.reduce is None and (lanes is not None or not storage.lanes)
     name, lane, whole = run.register(storage, assign.index, lanes, assigned=whole_cell)
     masked = masked and name not in run.undeclared  # dead lanes of a new variable may hold anything
+    if assign.reduce == "+" and not run.strict and lanes is not None:
+        masked = masked and not _is_zero_where_dead(run, assign.value, lanes)
     cell = Value(name if lane is None else f"{name}[{lane}]", kind, value.lanes)
     new = _wrapped(_combined(run, assign.reduce, cell, value), storage.dtype, assign.reduce)
     if whole and masked and lanes is not None and lanes.count is not None:
@@ -101,6 +103,23 @@ def _to_register(run: Run, assign: Assign, lanes: Lanes | None, storage: Registe
 
 def _is_zero(s: Scalar) -> bool:
     return isinstance(s, Const) and str(s.value) in ("0", "0.0")
+
+
+def _is_zero_where_dead(run: Run, s: Scalar, lanes: Lanes) -> bool:
+    """Whether a value is 0 in dead lanes, since what it is a product of is loaded as 0 there."""
+    match s:
+        case Load(tensor, index):
+            return isinstance(run.storage[tensor], Memory) and any(lanes.var in e.dims() for e in index)
+        case Cast(arg):
+            return _is_zero_where_dead(run, arg, lanes)
+        case Apply("ldexp", (x, Const())):
+            return _is_zero_where_dead(run, x, lanes)
+        case Apply("ldexp", (x, Index(e))):
+            return e.is_constant and _is_zero_where_dead(run, x, lanes)
+        case Apply("mul" | "add" | "sub" | "neg", args):  # of a product every factor: a number times 0 may be a NaN
+            return all(_is_zero_where_dead(run, a, lanes) for a in args)
+        case _:
+            return False
 
 
 def _wrapped(value: Value, dtype: str, reduce: str | None) -> Value:

@@ -51,6 +51,13 @@ _OPTIONAL = {
 #else
 #define KEEP(v) (void)(v)
 #endif""",
+    "ROLLED": """\
+/* Stands in a loop over a tile in registers: what its iterations load in common is not kept over them. */
+#if defined(__GNUC__)
+#define ROLLED() __asm__ volatile("" : : : "memory")
+#else
+#define ROLLED() (void)0
+#endif""",
     "STREAM": """\
 /* Stores 16 bytes past the cache, at an aligned address; the fence makes them visible. */
 typedef float stream16 __attribute__((vector_size(16), may_alias));

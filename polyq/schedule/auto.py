@@ -14,12 +14,12 @@ from math import prod
 from polyq.affine.dtypes import info, is_float
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, FloorDiv
-from polyq.affine.rewrite import inlinable
+from polyq.affine.rewrite import begins, fill_is_hidden, inlinable
 from polyq.affine.scalar import Apply, walk
 from polyq.affine.spec import Op, Spec
 from polyq.schedule.axes import widest_dtype
 from polyq.schedule.cores import schedule_core
-from polyq.schedule.draft import Draft, plain_dim, size_of, typical, work_of
+from polyq.schedule.draft import Draft, bounds_its_sum, plain_dim, size_of, typical, work_of
 from polyq.schedule.groups import Group, group_of
 from polyq.schedule.legality import is_carried
 from polyq.schedule.rows import schedule_dots, schedule_plain, schedule_rows
@@ -34,9 +34,7 @@ DIVIDED_WORK = 1 << 18
 _COSTLY = frozenset({"exp", "log", "tanh", "erf", "sqrt", "div"})
 
 
-def automatic(
-    spec: Spec, numerics: str, target: str, constants: frozenset[str], sizes: Mapping[str, int]
-) -> Schedule:
+def automatic(spec: Spec, numerics: str, target: str, constants: frozenset[str], sizes: Mapping[str, int]) -> Schedule:
     """Return the schedule that the counts favour.
 
     ``constants`` are inputs whose layout is free; ``sizes`` are typical values of parameters.
@@ -47,6 +45,7 @@ def automatic(
 
 def _automatic(spec: Spec, numerics: str, target: str, constants: frozenset[str]) -> Schedule:
     draft = Draft(spec, numerics, Target.named(target), constants)
+    shift_boxes(draft)
     inline_producers(draft)
     separate_groups(draft)
     handled: set[str] = set()
@@ -83,6 +82,17 @@ def _next(spec: Spec, handled: set[str]) -> Op | None:
 
 
 # ---- before any loop is moved
+def shift_boxes(draft: Draft) -> None:
+    """Let every box begin at 0, so that lanes fit, and let fills leave out what is assigned afterwards."""
+    for op in draft.spec.ops:
+        if begins(op):
+            draft.do("shift", op=op.name)
+    for op in draft.spec.ops:
+        if not isinstance(fill_is_hidden(draft.spec, op.name), str):
+            draft.do("trim_fill", op=op.name)
+            draft.note(f"{op.target}: filled only where no later statement assigns it")
+
+
 def inline_producers(draft: Draft) -> None:
     """Inline temporaries that are cheap to compute, or read once a cell."""
     for tensor in [t.name for t in draft.spec.temporaries]:
@@ -234,7 +244,8 @@ def _simple(writers: tuple[Op, ...]) -> bool:
     """Whether every writer's subscripts are distinct dims, over a box, and none reads the target."""
     for op in writers:
         dims = [plain_dim(e) for e in op.index]
-        if None in dims or len(set(dims)) != len(dims) or op.where or any(r.tensor == op.target for r in op.reads):
+        part = bool(op.where) and not bounds_its_sum(op)
+        if None in dims or len(set(dims)) != len(dims) or part or any(r.tensor == op.target for r in op.reads):
             return False
         if op.reduce is None and len(dims) != len(op.dims):
             return False

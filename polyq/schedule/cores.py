@@ -6,6 +6,7 @@ from polyq.affine import dtypes
 from polyq.affine.scalar import Load
 from polyq.affine.spec import Op
 from polyq.schedule.axes import share_among_threads
+from polyq.schedule.copies import copy_rows, scattered_rows
 from polyq.schedule.draft import Draft, plain_dim, size_of, work_of
 from polyq.schedule.groups import Group, Member, is_contraction
 from polyq.schedule.packing import AHEAD, pack_constants
@@ -25,6 +26,9 @@ def schedule_core(draft: Draft, root: Op, group: Group) -> None:
         _scalar_core(draft, root, group, extra)
         return
     follows = member.dims(main.name)
+    for copied in scattered_rows(draft, main, tile):
+        copy_rows(draft, main.name, copied)
+    main = draft.spec.op(main.name)
     panels = [load for load in panels_of(draft, main, tile) if load.tensor not in tile.free]
     at, lane_axis = _tile_root(draft, root, main, tile, follows, bool(panels))
     draft.note(f"{main.target}: {tile}")
@@ -187,7 +191,10 @@ def _hints(draft: Draft, root: Op, names: list[str], tile: Tile, follows: dict[s
 
 
 def _is_streamed(draft: Draft, op: Op, load: Load) -> bool:
-    """Whether an input is larger than a core's cache and hardly read twice."""
+    """Whether an input is too large to be in the last cache still, and hardly read twice.
+
+    Measured on 4 MB that are there: asking early costs a third.
+    """
     t = draft.spec.tensor(load.tensor)
     if load.tensor not in draft.spec.input_names or not all(e.is_constant for e in t.extents):
         return False
@@ -195,7 +202,7 @@ def _is_streamed(draft: Draft, op: Op, load: Load) -> bool:
     result = [d for d in op.dims if d not in op.reduced]
     again = [size_of(op.extent(d)) for d in result if d not in used and op.extent(d).is_constant]
     size = work_of_load(draft, load) * dtypes.info(load.dtype).bits // 8
-    return max(again, default=1) < 8 and size >= draft.target.l2
+    return max(again, default=1) < 8 and size >= draft.target.l3 // 4
 
 
 def _tile_step(draft: Draft, load: Load, heights: dict[str, int]) -> int:

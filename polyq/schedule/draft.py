@@ -9,12 +9,15 @@ from types import MappingProxyType
 from typing import Any
 
 from polyq.affine.expr import Affine, Dim
+from polyq.affine.rewrite import moved_dim
 from polyq.affine.spec import Op, Spec
 from polyq.schedule.schedule import Directive
 from polyq.schedule.stages import Plan
 from polyq.schedule.target import Target
 
-__all__ = ["UNKNOWN_EXTENT", "Draft", "is_weighed", "plain_dim", "size_of", "typical"]
+__all__ = [
+    "UNKNOWN_EXTENT", "Draft", "bounds_its_sum", "is_weighed", "moved_dim", "plain_dim", "size_of", "typical",
+]  # fmt: skip
 
 #: what a symbolic extent counts as where extents are weighed and no typical size is given
 UNKNOWN_EXTENT = 64
@@ -97,6 +100,11 @@ def plain_dim(e: Affine) -> str | None:
     if e.const == 0 and len(e.terms) == 1 and e.terms[0][1] == 1 and isinstance(e.terms[0][0], Dim):
         return e.terms[0][0].name
     return None
+
+
+def bounds_its_sum(op: Op) -> bool:
+    """Whether all constraints of a reduction are about how far it goes, as in ``k <= i``: its result fills a box."""
+    return op.reduce is not None and all(c.expr.dims() & set(op.reduced) for c in op.where)
 
 
 def work_of(op: Op) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polyq.affine.spec import Op, Spec
-from polyq.schedule.draft import plain_dim, size_of
+from polyq.schedule.draft import bounds_its_sum, plain_dim, size_of
 
 __all__ = ["Group", "Member", "group_of", "is_contraction"]
 
@@ -76,7 +76,7 @@ def _member(spec: Spec, tensor: str, root: Op, maps: dict[str, dict[str, str]], 
     readers = [op for op in spec.ops if op not in writers and any(r.tensor == tensor for r in op.reads)]
     if not readers or any(op.name not in maps for op in readers):
         return None
-    if any(op.where for op in (*writers, *readers)):
+    if any(op.where and not bounds_its_sum(op) for op in writers) or any(op.where for op in readers):
         return None
     rank = len(spec.tensor(tensor).shape)
     accesses = [(maps[op.name], r.index) for op in readers for r in op.reads if r.tensor == tensor]

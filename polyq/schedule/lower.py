@@ -237,6 +237,8 @@ class _Lowering:
         # the most iterations stay in sight where there may be fewer
         if size not in high and (kind == "vector" or (kind == "unroll" and any(not e.is_constant for e in high))):
             high = (size, *high)
+        if kind == "unroll" and axis not in local.first and not any(e.is_constant for e in low):
+            low = (Affine(0), *low)
         if kind == "parallel" and frame.threaded is not None:
             raise ScheduleError(
                 f"{op.name}: the axis {axis!r} is parallel inside {frame.threaded}, which is parallel already; "

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from polyq.affine import dtypes
+from polyq.affine.expr import Dim
 from polyq.affine.spec import Op
 from polyq.schedule.axes import share_among_threads, split_lanes, widest_dtype
-from polyq.schedule.draft import Draft, plain_dim, size_of
+from polyq.schedule.draft import Draft, moved_dim, plain_dim, size_of
+from polyq.schedule.frame import needs_guard
 from polyq.schedule.groups import Group, Member
 from polyq.schedule.sums import arrange, sum_in_lanes
 from polyq.schedule.tiles import choose_tile
+
+#: how far ahead lines of an input are asked for that is read once, in order
+EARLY_BYTES = 2048
+#: rows of a triangle whose cells are computed side by side
+ROWS = 4
 
 __all__ = ["schedule_dots", "schedule_plain", "schedule_rows"]
 
@@ -24,7 +32,7 @@ def schedule_plain(draft: Draft, op: Op, free: frozenset[str] | None = None) -> 
     axes = list(op.dims)
     lanes = draft.target.lanes(widest_dtype(draft, op))
     bound = {d for c in op.where for d in c.expr.dims()}
-    dim = plain_dim(op.index[-1]) if op.index else None
+    dim = moved_dim(op.index[-1]) if op.index else None
     in_place = dtypes.info(draft.spec.tensor(op.target).dtype).packed
     if (
         dim is not None
@@ -53,16 +61,35 @@ def schedule_dots(draft: Draft, op: Op, free: frozenset[str]) -> bool:
     tile = choose_tile(draft, op, frozenset(result))
     if tile is None or not tile.reduced:
         return False
+    row = _side_by_side(op, result)
+    if row is not None:
+        tile = replace(tile, vectors=min(tile.vectors, 2), unroll=((row, ROWS),))
     parts = sum_in_lanes(draft, op, tile)
     lane = f"{tile.dim}l"
+    axes = [*result, lane]
+    if row is not None:
+        draft.do("split", op=op.name, axis=row, factor=ROWS, outer=f"{row}o", inner=f"{row}i")
+        draft.do("mark", op=op.name, axis=f"{row}i", kind="unroll")
+        axes = [*(f"{row}o" if d == row else d for d in result), f"{row}i", lane]
     for part in parts:
         draft.do("fuse", producer=part, into=op.name, at=result[-1])
         arrange(draft, part, tile)
-    draft.order(op.name, [*result, lane])
+    draft.order(op.name, axes)
     draft.do("mark", op=op.name, axis=lane, kind="unroll")
-    share_among_threads(draft, op.name, result, free)
-    draft.note(f"{op.target}: {tile}, one cell at a time")
+    share_among_threads(draft, op.name, axes[: len(result)], free)
+    draft.note(f"{op.target}: {tile}, {'one cell' if row is None else f'{ROWS} cells'} at a time")
     return True
+
+
+def _side_by_side(op: Op, result: list[str]) -> str | None:
+    """The dim of the result whose neighbours share what the sum reads, if only the last dim ends apart for them."""
+    if len(result) < 2 or len(op.where) != 1 or op.where[0].equality:
+        return None
+    row, last, bound = result[-2], result[-1], op.where[0].expr
+    used = [{d for e in load.index for d in e.dims()} for load in op.reads]
+    shared = any(last in dims and row not in dims for dims in used)
+    ends = bound.coefficient(Dim(last)) == -1 and bound.coefficient(Dim(row)) == 1 and not needs_guard(op.where[0])
+    return row if shared and ends and size_of(op.extent(row)) >= 4 * ROWS else None
 
 
 def _store_past_cache(draft: Draft, op: Op) -> None:
@@ -73,6 +100,22 @@ def _store_past_cache(draft: Draft, op: Op) -> None:
     if op.reduce is None and known and size >= draft.target.l3 // 2 and not draft.spec.readers(t.name):
         draft.do("stream", tensor=t.name)
         draft.note(f"{t.name}: its {size} bytes are stored past the cache")
+        _ask_early(draft, op)
+
+
+def _ask_early(draft: Draft, op: Op) -> None:
+    """Inputs that are read in the order in which they lie, and are as large, are asked for early.
+
+    Measured on Zen 3, five elementwise ops on 64 MB, beside a copy with streaming stores: 0.83 without, 0.88, 0.90,
+    0.95, 1.03 and 0.87 with 256, 512, 1024, 2048 and 4096 bytes ahead.
+    """
+    for load in dict.fromkeys(op.reads):
+        t = draft.spec.tensor(load.tensor)
+        size = prod(size_of(e) for e in t.extents) * dtypes.info(t.dtype).bits // 8
+        rows = [moved_dim(e) for e in load.index]
+        if t.name in draft.spec.input_names and size >= draft.target.l3 // 2 and rows == list(op.dims):
+            draft.do("prefetch", tensor=t.name, ahead=EARLY_BYTES)
+            draft.note(f"{t.name}: streamed; lines are asked for {EARLY_BYTES} bytes ahead")
 
 
 def schedule_rows(draft: Draft, root: Op, group: Group) -> None:

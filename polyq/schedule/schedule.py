@@ -228,6 +228,14 @@ class Schedule:
         """Compute a temporary where it is read."""
         return self._with("inline", tensor=tensor)
 
+    def shift(self, op: str) -> Schedule:
+        """Let dims of the op itself that ``where`` lets begin above 0 begin at 0, so that lanes and tiles fit."""
+        return self._with("shift", op=op)
+
+    def trim_fill(self, op: str) -> Schedule:
+        """Let a fill leave out the box that a later op assigns before anybody reads it."""
+        return self._with("trim_fill", op=op)
+
     def split_dim(self, op: str, dim: str, factor: int, outer: str | None = None, inner: str | None = None) -> Schedule:
         """Replace a dim of the op itself by two, for rewrites that need the parts apart."""
         return self._with("split_dim", op=op, dim=dim, factor=factor, outer=outer, inner=inner)

@@ -226,6 +226,8 @@ def arrange(draft: Draft, name: str, tile: Tile | None) -> None:
     folds = lane is not None and lane in op.reduced
     serial = [a for a in axes if a in op.reduced and a not in (lane, *steps)]
     result = [a for a in axes if a not in op.reduced and a not in (lane, *steps)]
+    if tile is not None and f"{tile.dim}b" in result:  # innermost: what is spread over lanes passes, vectors stay
+        result.append(result.pop(result.index(f"{tile.dim}b")))
     middle = [a for a in axes if a in steps]
     spread = tile is not None and tile.fields == 1 and steps[1] in op.reduced and not folds
     order = [*serial, *middle, *result] if spread else [*serial, *result, *middle]

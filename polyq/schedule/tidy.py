@@ -54,12 +54,13 @@ MOST_GUARDED = 8
 def _is_ragged_copy(loop: Loop) -> bool:
     """Whether an unrolled loop has a constant number of iterations at most, and fewer at times."""
     most = [e.const for e in loop.upper if e.is_constant]
+    least = [e for e in loop.lower if e.is_constant]
     flat = not any(isinstance(node, Scope) for node in walk(loop.body))
     return (
         loop.kind == "unroll"
-        and loop.lower == (Affine(0),)
+        and least == [Affine(0)]
         and 0 < min(most, default=0) <= MOST_GUARDED
-        and len(loop.upper) > len(most)
+        and len(loop.upper) + len(loop.lower) > len(most) + len(least)
         and flat
     )
 
@@ -67,9 +68,13 @@ def _is_ragged_copy(loop: Loop) -> bool:
 def _written_out(loop: Loop) -> Block:
     """Write out the iterations, each under its condition: subscripts stay known, and tiles in registers."""
     most = min(e.const for e in loop.upper if e.is_constant)
-    bounds = [e for e in loop.upper if not e.is_constant]
+    above = [e for e in loop.upper if not e.is_constant]
+    below = [e for e in loop.lower if not e.is_constant]
     return tuple(
-        Guard(tuple(Constraint(e - 1 - i) for e in bounds), _renamed(tidy(loop.body, {loop.var: Affine(i)}), i))
+        Guard(
+            (*(Constraint(e - 1 - i) for e in above), *(Constraint(Affine(i) - e) for e in below)),
+            _renamed(tidy(loop.body, {loop.var: Affine(i)}), i),
+        )
         for i in range(most)
     )
 

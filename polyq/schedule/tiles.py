@@ -13,7 +13,7 @@ from itertools import combinations
 from polyq.affine import dtypes
 from polyq.affine.scalar import Cast, Load, Scalar, walk
 from polyq.affine.spec import Op, Spec
-from polyq.schedule.draft import Draft, is_weighed, plain_dim, size_of
+from polyq.schedule.draft import Draft, bounds_its_sum, is_weighed, plain_dim, size_of
 from polyq.schedule.layouts import Words, free_operands, lane_axis, tile_rows, words_of
 
 __all__ = ["Tile", "choose_tile", "packable", "stride"]
@@ -82,13 +82,14 @@ def choose_tile(draft: Draft, op: Op, single: frozenset[str] = frozenset()) -> T
         return None
     result = [d for e in op.index if (d := plain_dim(e)) is not None]
     bound = {d for c in op.where for d in c.expr.dims()}
+    fixed = single if bounds_its_sum(op) else bound | single  # rows whose sums end apart run side by side all the same
     exact = not dtypes.is_float(dtype) or op.reduce in ("min", "max")
     found: list[Tile] = []
     for dim in op.dims:
         reduced = dim in op.reduced
         usable = size_of(op.extent(dim)) >= (2 * lanes if reduced else 2) and dim not in bound | single
         if usable and (not reduced or exact or draft.relaxed):
-            found += _tiles(draft, op, dim, reduced, lanes, [d for d in result if d != dim and d not in bound | single])
+            found += _tiles(draft, op, dim, reduced, lanes, [d for d in result if d != dim and d not in fixed])
     return min(found, key=lambda t: t.cost, default=None)
 
 
@@ -166,8 +167,7 @@ def _unrolls(op: Op, dims: tuple[str, ...], budget: int) -> list[tuple[tuple[str
         sizes = [
             n
             for n in (2, 3, 4, 6, 8)
-            if n <= size
-            and (n <= SYMBOLIC_UNROLL if not is_weighed(op.extent(d)) else size % n == 0 or size >= 4 * n)
+            if n <= size and (n <= SYMBOLIC_UNROLL if not is_weighed(op.extent(d)) else size % n == 0 or size >= 4 * n)
         ]
         if known and size <= 8:
             sizes.append(size)

@@ -130,6 +130,18 @@ def split_dim(plan: Plan, op: str, dim: str, factor: int, outer: str | None = No
     return plan.with_spec(rewrite.split(plan.spec, op, dim, factor, outer, inner))
 
 
+def shift(plan: Plan, op: str) -> Plan:
+    """Let dims that begin above 0 begin at 0 (see :func:`polyq.affine.rewrite.shift`)."""
+    plan.stage(op)
+    return plan.with_spec(rewrite.shift(plan.spec, op))
+
+
+def trim_fill(plan: Plan, op: str) -> Plan:
+    """Fill only what another op does not assign (see :func:`polyq.affine.rewrite.trim_fill`)."""
+    plan.stage(op)
+    return plan.with_spec(rewrite.trim_fill(plan.spec, op))
+
+
 def partial_sums(plan: Plan, op: str, keep: Sequence[str], tensor: str | None = None, outer: bool = False) -> Plan:
     """Reduce in two steps (see :func:`polyq.affine.rewrite.partial_sums`)."""
     plan.stage(op)
@@ -200,10 +212,22 @@ TRANSFORMS: dict[str, Callable[..., Plan]] = {
     for f in (
         split, reorder, mark, fuse, unfuse, prefetch, stream, prepare,
         inline, split_dim, partial_sums, distribute, factor, scale_fields, accumulate, copy_of,
+        shift, trim_fill,
     )
 }  # fmt: skip
 REWRITES = frozenset(
-    {"inline", "split_dim", "partial_sums", "distribute", "factor", "scale_fields", "accumulate", "copy_of"}
+    {
+        "inline",
+        "split_dim",
+        "partial_sums",
+        "distribute",
+        "factor",
+        "scale_fields",
+        "accumulate",
+        "copy_of",
+        "shift",
+        "trim_fill",
+    }
 )
 
 

@@ -1,0 +1,1 @@
+"""What polyq is measured with: programs, limits of the machine, and the table of both."""
