@@ -136,11 +136,14 @@ class Kernel:
     def error_bound(self, /, *args: object, **named: object) -> Any:
         """Return the forward error bound against the oracle, elementwise and shaped like the outputs.
 
-        Under ``"strict"`` it is 0: the kernel computes what the oracle computes, bit by bit.
+        It is that of this kernel's schedule; a bound callable's is ``bound.kernel.error_bound``, with all inputs. Under
+        ``"strict"`` it is 0: the kernel computes what the oracle computes, bit by bit.
         """
         from polyq.affine import bounds
+        from polyq.schedule.evaluation import evaluation
 
-        found = list(bounds.error_bound(self.spec, self._signature.by_name(args, named)))
+        given = self._signature.by_name(args, named)
+        found = list(bounds.error_bound(self.spec, given, evaluation=evaluation(self.schedule)))
         if self.numerics == "strict":
             found = [np.zeros_like(bound) for bound in found]
         return collect(self.spec, found)
