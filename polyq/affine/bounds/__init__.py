@@ -23,12 +23,17 @@ from polyq.affine.arrays import Array, caller_view, from_storage, shape_of, take
 from polyq.affine.bounds.anyform import AnyForm
 from polyq.affine.bounds.machine import SLACK, gamma, half_ulp, unit
 from polyq.affine.bounds.running import Running
+from polyq.affine.bounds.signs import not_negative
+from polyq.affine.bounds.slices import best_batch
 from polyq.affine.dtypes import info, numpy_dtype
 from polyq.affine.instances import Value, run
 from polyq.affine.interpret import interpret
 from polyq.affine.spec import Spec, Tensor
 
 __all__ = ["Evaluation", "Sums", "error_bound", "gamma", "half_ulp", "logical", "unit"]
+
+#: elements of all tensors that are analysed at once, two to four float64 for each
+ELEMENTS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,8 @@ def error_bound(
         anyhow = _analysed(spec, arrays, params, AnyForm())
     kernel = anyhow
     if evaluation is not None:
-        kernel = _analysed(evaluation.spec, arrays, params, Running(evaluation.windows(params)))
+        form = Running(evaluation.windows(params), not_negative(evaluation.spec))
+        kernel = _analysed(evaluation.spec, arrays, params, form)
     assert kernel is not None
     if reference and anyhow is not None:
         return tuple(_widest(_error(k) + _error(a) + _gap(a[0], k[0])) for k, a in zip(kernel, anyhow, strict=True))
@@ -103,14 +109,37 @@ def error_bound(
 def _analysed(
     spec: Spec, arrays: Mapping[str, Array], params: Mapping[str, int], arithmetic: Running | AnyForm
 ) -> list[Value]:
-    """Return the outputs of ``spec`` in an arithmetic that carries errors."""
+    """Return the outputs of ``spec`` in an arithmetic that carries errors, slice by slice where it is large."""
+    inputs = {t.name: from_storage(t, arrays[t.name], shape_of(t, params)) for t in spec.inputs}
+    cut = best_batch(spec, params, ELEMENTS)
+    if cut is None:
+        return _run(spec, inputs, params, arithmetic)
+    batch, count = cut
+    parts: list[list[Value]] = []
+    for start in range(0, batch.extent, count):
+        here = min(count, batch.extent - start)
+        some = {
+            n: a.take(range(start, start + here), batch.axes[n]) if n in batch.axes else a for n, a in inputs.items()
+        }
+        parts.append(_run(batch.sliced(spec, start, here), some, params, arithmetic))
+    return [_joined([p[k] for p in parts], batch.axes.get(t.name)) for k, t in enumerate(spec.outputs)]
+
+
+def _joined(parts: Sequence[Value], axis: int | None) -> Value:
+    """Return an output of all slices; one that is not cut is the same in each."""
+    return parts[0] if axis is None else tuple(np.concatenate(planes, axis) for planes in zip(*parts, strict=True))
+
+
+def _run(
+    spec: Spec, inputs: Mapping[str, Array], params: Mapping[str, int], arithmetic: Running | AnyForm
+) -> list[Value]:
     written = {op.target for op in spec.ops}
     store: dict[str, Value] = {}
     for tensor in spec.all_tensors:
         shape = shape_of(tensor, params)
         dtype = arithmetic.values.numpy_dtype(tensor.dtype)
-        if tensor.name in arrays:
-            value = np.array(from_storage(tensor, arrays[tensor.name], shape), dtype, order="C")
+        if tensor.name in inputs:
+            value = np.array(inputs[tensor.name], dtype, order="C")
             # an input that stays as it is needs no more than its value
             store[tensor.name] = _stored(arithmetic.start(value), shape) if tensor.name in written else (value,)
         else:

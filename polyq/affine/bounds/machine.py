@@ -10,7 +10,14 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["GREATEST", "LEAST_NORMAL", "PRECISION", "SLACK", "UNDERFLOW", "function_error", "gamma", "half_ulp", "unit"]
+import numpy as np
+
+from polyq.affine.arrays import Array
+
+__all__ = [
+    "GREATEST", "LEAST_NORMAL", "PRECISION", "SLACK", "UNDERFLOW", "binade", "function_error", "gamma", "half_ulp",
+    "unit",
+]  # fmt: skip
 
 #: bits of the significand, the implicit one included
 PRECISION = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}
@@ -43,6 +50,18 @@ def unit(dtype: str) -> float:
     return half_ulp(dtype) + REFERENCE
 
 
+def binade(size: Array) -> Array:
+    """Return the greatest power of two that is at most ``size``: a rounding is at most the unit roundoff of that.
+
+    ``size``, of at least 0, may be too small by what float64 rounds, which must not lose a power of two.
+
+    >>> binade(np.array([0.0, 0.75, 1.0, 1023.5, np.inf])).tolist()
+    [0.0, 0.5, 1.0, 512.0, inf]
+    """
+    bits = np.asarray(size * (1.0 + 2.0**-40), np.float64).view(np.int64)
+    return (bits & np.int64(0x7FF0000000000000)).view(np.float64)
+
+
 def gamma(n: float, u: float) -> float:
     """Return ``n u / (1 - n u)``, the relative error of n roundings; inf from ``n u = 1`` on.
 
@@ -53,10 +72,10 @@ def gamma(n: float, u: float) -> float:
 
 
 def function_error(dtype: str) -> tuple[float, float]:
-    """Return the relative and the absolute error of exp, log, tanh and erf against their values in float64.
+    """Return the errors of exp, log, tanh and erf against their values in float64: relative to the binade, absolute.
 
-    An ulp is at most twice the unit roundoff, and the least positive number where results are below the least normal
-    one. f16 and bf16 are C's double function rounded once, f64 is that function, f32 may come from vector code.
+    An ulp is twice the unit roundoff of the binade, and the least positive number where results are below the least
+    normal one. f16 and bf16 are C's double function rounded once, f64 is that function, f32 may come from vector code.
     """
     reference = 2.0 * DOUBLE_ULPS * half_ulp("f64")
     if dtype == "f32":

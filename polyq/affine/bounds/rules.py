@@ -53,6 +53,16 @@ def _sqrt(v: Array, error: Array, value: Array) -> Array:
     return np.where(error > 0, np.where(v >= error, error / (value + np.sqrt(np.maximum(v - error, 0.0))), np.inf), 0.0)
 
 
+def root_of_square(argument: Value, value: Array) -> Array:
+    """Return what the argument's error makes of a root whose argument is never negative, whatever its error."""
+    v, error = argument[:2]
+    if is_exact(error):
+        return ZERO
+    return np.where(
+        v > error, _sqrt(v, error, value), np.where(error > 0, np.maximum(value, np.sqrt(v + error) - value), 0.0)
+    )
+
+
 def _nearest(v: Array, error: Array) -> Array:
     """Return the magnitude nearest to 0 that the argument may have: there a sigmoid is steepest."""
     return np.maximum(np.abs(v) - error, 0.0)

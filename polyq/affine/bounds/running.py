@@ -4,7 +4,8 @@ With each value travel two numbers: the value in float64, and a bound on how far
 Each operation adds what it makes of its operands' errors, and its own rounding, which is at most a unit roundoff of the
 magnitude that was really computed: Wilkinson's running error analysis (Higham, Accuracy and Stability of Numerical
 Algorithms, 2002, section 3.3). For a sum this is ``u * sum_k |s_k|`` over its partial sums ``s_k``, where a bound for
-every order must take ``n u * sum_k |t_k|`` over its terms.
+every order must take ``n u * sum_k |t_k|`` over its terms. Of a magnitude its binade is taken, the power of two at or
+below it, since a rounding is at most half a unit in the last place (ibid., section 2.1).
 
 An FMA leaves one rounding out, and an exact result rounds nothing: both are covered. Where the order within a run of
 ``w`` updates is open, every addition there is at most the sum that the run starts from and all terms of the run, which
@@ -22,8 +23,18 @@ import numpy as np
 
 from polyq.affine.arrays import Array
 from polyq.affine.bounds import rules
-from polyq.affine.bounds.machine import GREATEST, LEAST_NORMAL, PRECISION, UNDERFLOW, function_error, gamma, unit
+from polyq.affine.bounds.machine import (
+    GREATEST,
+    LEAST_NORMAL,
+    PRECISION,
+    UNDERFLOW,
+    binade,
+    function_error,
+    gamma,
+    unit,
+)
 from polyq.affine.bounds.rules import ZERO, is_exact
+from polyq.affine.bounds.signs import holds
 from polyq.affine.dtypes import info, is_float, is_int
 from polyq.affine.errors import PolyqError
 from polyq.affine.instances import Value
@@ -39,10 +50,11 @@ class Running:
     """The arithmetic of ``(value, error)``; a comparison that may turn out differently has error 1.
 
     ``windows`` holds, for each float sum or product, of how many updates in a row the order is open; 1 where it is
-    known. One that is not named has no known order at all.
+    known. One that is not named has no known order at all. ``not_negative`` holds tensors without negative elements.
     """
 
     windows: Mapping[str, int] = field(default_factory=dict[str, int])
+    not_negative: frozenset[str] = frozenset()
     values: Declared = field(default_factory=lambda: Declared(precise=True))
 
     def start(self, value: Array) -> Value:
@@ -97,6 +109,8 @@ class Running:
             return value, np.maximum(args[0][1], args[1][1])
         if fn in rules.MONOTONE:
             return value, rules.monotone(rules.MONOTONE[fn], value, args[0])
+        if fn == "sqrt" and holds(node.args[0], self.not_negative):
+            return _checked(dtype, value, _rounded(dtype, value, rules.root_of_square(args[0], value)))
         error = _operation(fn, dtype, value, args)
         return _infinite(fn, args, _checked(dtype, value, error))
 
@@ -152,7 +166,7 @@ def _accumulator(dtype: str) -> str:
 # ---- one rounding
 def _rounded(dtype: str, value: Array, error: Array, underflow: float = 0.0) -> Array:
     """Add the rounding of a result that is off by ``error`` already: it is at most ``|value| + error``."""
-    return error + unit(dtype) * (np.abs(value) + error) + underflow
+    return error + unit(dtype) * binade(np.abs(value) + error) + underflow
 
 
 def exact_in(source: str, to: str, v: Array, error: Array) -> bool:
@@ -188,7 +202,7 @@ def _operation(fn: str, dtype: str, value: Array, args: Sequence[Value]) -> Arra
     if fn == "sqrt":  # rounded once; its argument is no underflow
         return _rounded(dtype, value, inherited)
     relative, absolute = function_error(dtype)
-    return inherited + relative * (np.abs(value) + inherited) + absolute
+    return inherited + relative * binade(np.abs(value) + inherited) + absolute
 
 
 def _of_product(a: Value, b: Value) -> Array:
@@ -244,17 +258,28 @@ def _added_anyhow(op: Op, cells: Value, terms: Value, updates: int) -> Value:
 def _added(dtype: str, cells: Value, terms: Value, window: int) -> Value:
     """Add terms one after another; within ``window`` of them in any order."""
     v, error = terms
-    sums = np.add.accumulate(np.concatenate([cells[0][None], v]), axis=0)[1:]
+    sums = _partial_sums(cells[0], v)
     u, sizes = unit(dtype), np.abs(sums)
-    total = cells[1] + u * np.add.reduce(sizes, axis=0)
-    if error.any():
-        total = total + np.add.reduce(error, axis=0)
+    inherited = cells[1] + np.add.reduce(error, axis=0) if error.any() else cells[1]
     reach = np.maximum.reduce(sizes, axis=0)
+    spread = np.add.reduce(np.abs(v) + error, axis=0) if window > 1 else 0.0
+    rounded = u * (np.add.reduce(sizes, axis=0) + 2.0 * window * spread)
+    most = (inherited + rounded) * (1.0 + gamma(len(v) + 2 * window, u))
     if window > 1:
-        spread = np.add.reduce(np.abs(v) + error, axis=0)
-        total = total + 2.0 * window * u * spread
-        reach = reach + spread
-    return _overflown(dtype, sums[-1], total * (1.0 + gamma(len(v) + 2 * window, u)), reach)
+        return _overflown(dtype, sums[-1], most, reach + spread)
+    # every partial sum is off by less than the last one may be
+    return _overflown(dtype, sums[-1], inherited + u * np.add.reduce(binade(sizes + most), axis=0), reach)
+
+
+def _partial_sums(start: Array, terms: Array) -> Array:
+    """Return ``start`` plus the terms up to each one; rows one by one where they are long, which is faster."""
+    if start.size < 64:
+        return np.add.accumulate(np.concatenate([start[None], terms]), axis=0)[1:]
+    sums = np.empty(terms.shape)
+    before = start
+    for row, term in zip(sums, terms, strict=True):
+        before = np.add(before, term, out=row)
+    return sums
 
 
 def _overflown(dtype: str, value: Array, error: Array, reach: Array) -> Value:
