@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from programs import PROGRAMS
 
+from polyq import build
 from polyq.affine.interpret import interpret
 from polyq.affine.notation import parse
 from polyq.affine.spec import Spec
@@ -86,6 +87,13 @@ def test_a_kernel_with_a_schedule_has_a_tighter_bound_and_shows_it():
     strict = Scheduled(SUM, "strict", _off(np.float32(0.5)), Schedule.naive(SUM, "strict", "c"))
     with pytest.raises(AssertionError, match=r"(?s)bound 0; 1 of 3 elements are off.schedule of kernel: numerics strict"):
         assert_close(strict, x=X, w=W)
+
+
+def test_inputs_that_only_bind_supplies_are_bound():
+    kernel = build(SUM, constants=("w",))
+    assert_close(kernel, x=X, w=W)
+    with pytest.raises(AssertionError, match=r"y\[1\]: kernel .*, reference "):
+        assert_close(kernel, reference=_off(np.float32(0.5))(X @ W), x=X, w=W)
 
 
 def test_the_element_farthest_outside_its_bound_is_named():
