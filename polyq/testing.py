@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # numpy's stubs leave view partly unknown, and a kernel's result is one array or a tuple
+import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -45,7 +46,7 @@ def assert_close(kernel: Comparable, /, *, reference: Any = None, **arguments: A
     and so wider, if it has none). ``reference`` is an array (a sequence of them for several outputs) to compare with
     instead of the oracle, within the bound of anything that computes the spec in its dtypes, in any order.
     ``arguments`` are the kernel's inputs and parameters by name. An element whose bound is inf, because an intermediate
-    result may overflow or is not finite, is not compared.
+    result may overflow or is not finite, is not compared; if no element of an output is, a :class:`UserWarning` says so.
 
     The error names the element that is farthest outside its bound, with its value, the oracle's, the bound, and the
     kernel's schedule.
@@ -65,6 +66,10 @@ def assert_close(kernel: Comparable, /, *, reference: Any = None, **arguments: A
         shape = shape_of(tensor, params)
         _check_form(spec, tensor, np.asarray(result), right)
         got, wanted = logical(tensor, np.asarray(result), shape), logical(tensor, right, shape)
+        if bound is not None and bound.size and np.isinf(bound).all():
+            warnings.warn(
+                f"{spec.name}: {tensor.name}: no element has a finite error bound; none is compared", stacklevel=2
+            )
         said = _compare(f"{spec.name}: {tensor.name}", got, wanted, bound, name)
         if said is not None:
             raise AssertionError(said if schedule is None else f"{said}\n{schedule}")

@@ -89,6 +89,11 @@ def test_a_kernel_with_a_schedule_has_a_tighter_bound_and_shows_it():
         assert_close(strict, x=X, w=W)
 
 
+def test_an_output_that_nothing_can_be_said_of_gives_a_warning():
+    with pytest.warns(UserWarning, match=r"^kernel: y: no element has a finite error bound; none is compared$"):
+        assert_close(Fake(SUM), x=X * np.float32(1e38), w=W * np.float32(1e38))
+
+
 def test_inputs_that_only_bind_supplies_are_bound():
     kernel = build(SUM, constants=("w",))
     assert_close(kernel, x=X, w=W)

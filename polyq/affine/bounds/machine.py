@@ -2,8 +2,8 @@
 
 Sources: IEEE 754 for the operations that round once (``+ - * /``, sqrt, conversions); for exp, log, tanh and erf the
 4 ulp that glibc's libmvec is tested for (sourceware.org/glibc/wiki/libmvec), and for C's double functions Zimmermann et
-al., Accuracy of Mathematical Functions in Single, Double, Extended Double and Quadruple Precision, whose greatest known
-error of glibc's four is 2.3 ulp (tanh). ``docs/decisions/error-bounds.md`` has what was measured of both.
+al., Accuracy of Mathematical Functions in Single, Double, Extended Double and Quadruple Precision, who find less than
+3 ulp in all four. ``docs/decisions/error-bounds.md`` has what was measured.
 """
 
 from __future__ import annotations
