@@ -46,7 +46,7 @@ def assert_close(kernel: Comparable, /, *, reference: Any = None, **arguments: A
     and so wider, if it has none). ``reference`` is an array (a sequence of them for several outputs) to compare with
     instead of the oracle, within the bound of anything that computes the spec in its dtypes, in any order.
     ``arguments`` are the kernel's inputs and parameters by name. An element whose bound is inf, because an intermediate
-    result may overflow or is not finite, is not compared; if no element of an output is, a :class:`UserWarning` says so.
+    result may overflow or is not finite, is not compared; a :class:`UserWarning` says so if none of an output is.
 
     The error names the element that is farthest outside its bound, with its value, the oracle's, the bound, and the
     kernel's schedule.
