@@ -135,7 +135,7 @@ def _one_run(kernel: Kernel, parameters: dict[str, int]) -> bool:
     expected = _logical(spec, polyq.interpret(spec, **given), parameters)
     got = _logical(spec, kernel(**given), parameters)
     exact = kernel.numerics == "strict"
-    form = evaluation(kernel.schedule)
+    form = evaluation(kernel.at(**parameters).schedule)
     bounds = [np.zeros(y.shape) for y in expected] if exact else error_bound(spec, given, expected, evaluation=form)
     right = True
     for tensor, y, reference, bound in zip(spec.outputs, got, expected, bounds, strict=True):

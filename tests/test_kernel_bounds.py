@@ -204,6 +204,21 @@ def test_a_rounding_to_integers_that_may_go_either_way():
     assert bound[2] == pytest.approx(1)
 
 
+def test_each_range_of_sizes_has_the_bound_of_its_own_schedule():
+    spec = polyq.parse("y[i, j] += a[i, k] * b[k, j]", a=f32("m", 300), b=f32(300, 64))
+    kernel, rng = polyq.build(spec), np.random.default_rng(5)
+    b = rng.standard_normal((300, 64)).astype("f4")
+    forms = []
+    for m in (1, 4, 100):
+        a = rng.standard_normal((m, 300)).astype("f4")
+        form = evaluation(kernel.at(m=m).schedule)
+        (wanted,) = error_bound(spec, {"a": a, "b": b}, evaluation=form)
+        np.testing.assert_array_equal(kernel.error_bound(a=a, b=b), wanted)
+        polyq.testing.assert_close(kernel, a=a, b=b)
+        forms.append(form)
+    assert len({kernel.at(m=m).schedule for m in (1, 4, 100)}) > 1
+
+
 # ---- how large programs are analysed
 def test_slices_give_the_bound_of_the_whole(monkeypatch):
     case = next(c for c in CASES if c.name == "grouped")
