@@ -21,6 +21,7 @@ from polyq.affine.arrays import Array, from_storage, random_arrays, shape_of
 from polyq.affine.bounds import error_bound
 from polyq.affine.dtypes import numpy_dtype
 from polyq.limits import Fma, read_bandwidth
+from polyq.schedule.evaluation import evaluation
 
 if TYPE_CHECKING:
     from polyq.affine.spec import Spec
@@ -134,7 +135,8 @@ def _one_run(kernel: Kernel, parameters: dict[str, int]) -> bool:
     expected = _logical(spec, polyq.interpret(spec, **given), parameters)
     got = _logical(spec, kernel(**given), parameters)
     exact = kernel.numerics == "strict"
-    bounds = [np.zeros(y.shape) for y in expected] if exact else error_bound(spec, given, expected)
+    form = evaluation(kernel.at(**parameters).schedule)
+    bounds = [np.zeros(y.shape) for y in expected] if exact else error_bound(spec, given, expected, evaluation=form)
     right = True
     for tensor, y, reference, bound in zip(spec.outputs, got, expected, bounds, strict=True):
         error, allowed, within = _error(y, reference, bound)

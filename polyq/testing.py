@@ -4,16 +4,18 @@ from __future__ import annotations
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # numpy's stubs leave view partly unknown, and a kernel's result is one array or a tuple
+import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from polyq.affine.arrays import Array, caller_view, from_storage, shape_of, take_arguments
-from polyq.affine.bounds import error_bound
-from polyq.affine.dtypes import numpy_dtype
+from polyq.affine.arrays import Array, shape_of, take_arguments
+from polyq.affine.bounds import Evaluation, caller_dtype, error_bound, logical
 from polyq.affine.interpret import interpret
 from polyq.affine.spec import Spec, Tensor
+from polyq.schedule import Schedule
+from polyq.schedule.evaluation import evaluation
 
 __all__ = ["assert_close"]
 
@@ -40,28 +42,59 @@ def assert_close(kernel: Comparable, /, *, reference: Any = None, **arguments: A
     """Call ``kernel`` and compare each output with the oracle; raise :class:`AssertionError` where it is off.
 
     Under ``"strict"`` numerics the outputs must be equal (a zero's sign and a NaN's payload aside), under others within
-    the forward error bound of :func:`polyq.affine.bounds.error_bound`. ``reference`` is an array (a sequence of them
-    for several outputs) to compare with instead of the oracle, within the same bound; it is taken to be as accurate
-    as the oracle. ``arguments`` are the kernel's inputs and parameters by name. An element whose bound is inf,
-    because an intermediate result may overflow or is not finite, is not compared.
+    the forward error bound of :func:`polyq.affine.bounds.error_bound` along the kernel's ``schedule`` (for every order,
+    and so wider, if it has none). ``reference`` is an array (a sequence of them for several outputs) to compare with
+    instead of the oracle, within the bound of anything that computes the spec in its dtypes, in any order.
+    ``arguments`` are the kernel's inputs and parameters by name. An element whose bound is inf, because an intermediate
+    result may overflow or is not finite, is not compared; a :class:`UserWarning` says so if none of an output is.
+
+    The error names the element that is farthest outside its bound, with its value, the oracle's, the bound, and the
+    kernel's schedule.
     """
     spec = kernel.spec
     _, params = take_arguments(spec, arguments)
-    bounds: Sequence[Array | None] = [None] * len(spec.outputs)
+    at = getattr(kernel, "at", None)  # a range of sizes may have a schedule of its own
+    schedule = getattr(kernel if at is None else at(**params), "schedule", None)
+    form = evaluation(schedule) if isinstance(schedule, Schedule) and kernel.numerics != "strict" else None
     # the oracle runs first: a kernel that wrongly writes into its inputs must not change what it is compared with
     if reference is None:
         name, expected = "oracle", _sequence(spec, interpret(spec, **arguments))
-        if kernel.numerics != "strict":
-            bounds = error_bound(spec, arguments, expected)
     else:
         name, expected = "reference", [np.asarray(r) for r in _sequence(spec, reference)]
-        bounds = error_bound(spec, arguments)
-    results = _sequence(spec, kernel(**arguments))
+    bounds = _bounds(kernel, arguments, None if name == "reference" else expected, form)
+    results = _sequence(spec, _called(kernel, arguments))
     for tensor, result, right, bound in zip(spec.outputs, results, expected, bounds, strict=True):
         shape = shape_of(tensor, params)
         _check_form(spec, tensor, np.asarray(result), right)
-        got, wanted = _logical(tensor, np.asarray(result), shape), _logical(tensor, right, shape)
-        _compare(f"{spec.name}: {tensor.name}", got, wanted, bound, name)
+        got, wanted = logical(tensor, np.asarray(result), shape), logical(tensor, right, shape)
+        if bound is not None and bound.size and np.isinf(bound).all():
+            warnings.warn(
+                f"{spec.name}: {tensor.name}: no element has a finite error bound; none is compared", stacklevel=2
+            )
+        said = _compare(f"{spec.name}: {tensor.name}", got, wanted, bound, name)
+        if said is not None:
+            raise AssertionError(said if schedule is None else f"{said}\n{schedule}")
+
+
+def _called(kernel: Comparable, arguments: dict[str, Any]) -> Any:
+    """Return what the kernel computes; inputs that only ``bind`` supplies are bound first."""
+    constants: tuple[str, ...] = getattr(kernel, "constants", ())
+    if not constants:
+        return kernel(**arguments)
+    bind: Any = getattr(kernel, "bind", None)
+    rest = {name: value for name, value in arguments.items() if name not in constants}
+    return bind(**{name: arguments[name] for name in constants})(**rest)
+
+
+def _bounds(
+    kernel: Comparable, arguments: dict[str, Any], oracle: Sequence[Array] | None, form: Evaluation | None
+) -> Sequence[Array | None]:
+    """Return the bound of each output, ``None`` where results must be equal."""
+    if oracle is None:
+        return error_bound(kernel.spec, arguments, evaluation=form, reference=True)
+    if kernel.numerics == "strict":
+        return [None] * len(kernel.spec.outputs)
+    return error_bound(kernel.spec, arguments, oracle, evaluation=form)
 
 
 def _sequence(spec: Spec, value: Any) -> list[Any]:
@@ -73,37 +106,27 @@ def _sequence(spec: Spec, value: Any) -> list[Any]:
 
 
 def _check_form(spec: Spec, tensor: Tensor, result: Array, expected: Array) -> None:
-    dtype = _caller_dtype(tensor)
+    dtype = caller_dtype(tensor)
     if result.dtype != dtype:
         raise AssertionError(f"{spec.name}: {tensor.name}: expected dtype {dtype.name}, got {result.dtype.name}")
     if result.shape != expected.shape:
         raise AssertionError(f"{spec.name}: {tensor.name}: expected shape {expected.shape}, got {result.shape}")
 
 
-def _caller_dtype(tensor: Tensor) -> np.dtype[Any]:
-    return caller_view(tensor, np.empty(0, numpy_dtype(tensor.dtype))).dtype
-
-
-def _logical(tensor: Tensor, array: Array, shape: tuple[int, ...]) -> Array:
-    if array.dtype != _caller_dtype(tensor):  # a reference in another dtype is in the logical shape already
-        return array
-    return from_storage(tensor, array.view(numpy_dtype(tensor.dtype)), shape)
-
-
-def _compare(place: str, got: Array, right: Array, bound: Array | None, name: str) -> None:
+def _compare(place: str, got: Array, right: Array, bound: Array | None, name: str) -> str | None:
+    """Return what is wrong with an output, ``None`` if nothing is."""
     with np.errstate(invalid="ignore"):
         same = (got == right) | ((got != got) & (right != right))
-        if bound is not None:
-            difference = np.abs(got.astype(np.float64) - right.astype(np.float64))
-            same |= ((difference <= bound) & (bound > 0)) | np.isinf(bound)
+        apart = np.abs(got.astype(np.float64) - right.astype(np.float64))
+        allowed = np.zeros(apart.shape) if bound is None else bound
+        same |= ((apart <= allowed) & (allowed > 0)) | np.isinf(allowed)
     if np.all(same):
-        return
-    wrong = np.argwhere(~same)
-    first = tuple(int(i) for i in wrong[0])
-    element = f"{place}[{', '.join(map(str, first))}]" if first else place
-    limit = 0.0 if bound is None else float(bound[first])
-    gap = abs(float(got[first]) - float(right[first]))
-    raise AssertionError(
-        f"{element}: kernel {got[first]}, {name} {right[first]}, difference {gap:.6g}, bound {limit:.6g}; "
-        f"{len(wrong)} of {same.size} elements are off"
+        return None
+    excess = np.where(same, -1.0, np.where(np.isnan(apart), np.inf, apart - allowed))
+    first = np.unravel_index(int(np.argmax(excess)), excess.shape)
+    where = ", ".join(str(int(i)) for i in first)
+    return (
+        f"{place}{f'[{where}]' if first else ''}: kernel {got[first]}, {name} {right[first]}, "
+        f"difference {float(apart[first]):.6g}, bound {float(allowed[first]):.6g}; "
+        f"{int(np.sum(~same))} of {same.size} elements are off"
     )

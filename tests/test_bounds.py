@@ -28,7 +28,7 @@ def _scaled(rng, shape, spread):
 def _covers(spec, arguments, results):
     """Assert that each result lies within the bound of the oracle, and of the tighter one that knows the oracle."""
     oracle = interpret(spec, **arguments)
-    bounds = (error_bound(spec, arguments)[0], error_bound(spec, arguments, [oracle])[0])
+    bounds = (error_bound(spec, arguments, reference=True)[0], error_bound(spec, arguments, [oracle])[0])
     assert bounds[0].shape == bounds[1].shape == oracle.shape
     for result in results:
         with np.errstate(invalid="ignore"):
@@ -40,16 +40,16 @@ def _covers(spec, arguments, results):
 # ---- the sum, by hand
 def test_a_sum_by_hand():
     spec = parse("y += x[i]", x=("f32", (3,)))
-    (bound,) = error_bound(spec, {"x": np.array([1, -2, 4], np.float32)})
-    # gamma(3 additions + 4 of a rewrite) of the sum of the magnitudes, for kernel and oracle each
+    (bound,) = error_bound(spec, {"x": np.array([1, -2, 4], np.float32)}, reference=True)
+    # gamma(3 additions + 4 of a rewrite) of the sum of the magnitudes, for kernel and reference each
     assert bound == pytest.approx(2 * 7 * gamma(7, U), rel=1e-5)
-    (tighter,) = error_bound(spec, {"x": np.array([1, -2, 4], np.float32)}, [np.float32(3)])
+    (tighter,) = error_bound(spec, {"x": np.array([1, -2, 4], np.float32)}, [np.asarray(3, np.float32)])
     assert tighter == pytest.approx(7 * gamma(7, U), rel=1e-5)
 
 
 def test_a_product_and_a_difference_by_hand():
     spec = parse("y[i] = a[i] * b[i] - a[i]", a=("f32", (1,)), b=("f32", (1,)))
-    (bound,) = error_bound(spec, {"a": np.array([3], "f4"), "b": np.array([5], "f4")})
+    (bound,) = error_bound(spec, {"a": np.array([3], "f4"), "b": np.array([5], "f4")}, reference=True)
     assert bound[0] == pytest.approx(2 * (15 * U + 18 * U), rel=1e-5)
 
 
@@ -158,11 +158,11 @@ def test_a_mask_of_infinities_leaves_a_softmax_bounded():
 def test_decisions_that_hang_on_rounding():
     spec = parse("t[i] = a[i] * b[i]\ny[i] = select(t[i] < 1.0, 0.0, 5.0)\nr[i] = floor(t[i])", a=("f32", (3,)), b=("f32", (3,)), outputs=("y", "r"))
     y, r = error_bound(spec, {"a": np.array([1, 0.5, 3], "f4"), "b": np.array([1, 0.5, 1], "f4")})
-    np.testing.assert_allclose(y, [10, 0, 0], rtol=1e-5)  # 1 * 1 < 1 might turn out either way; the other two cannot
-    np.testing.assert_allclose(r, [2, 0, 2], rtol=1e-5)
+    np.testing.assert_allclose(y, [5, 0, 0], rtol=1e-5)  # 1 * 1 < 1 might turn out either way; the other two cannot
+    np.testing.assert_allclose(r, [1, 0, 1], rtol=1e-5)
 
 
-@pytest.mark.parametrize("fn", ["exp", "log", "sqrt", "tanh", "erf"])
+@pytest.mark.parametrize("fn", ["exp", "log", "tanh", "erf"])
 def test_functions_that_are_four_ulps_off(fn):
     spec = parse(f"y[i] = {fn}(x[i] * w[i]) * 3.0", x=("f32", (200,)), w=("f32", (200,)))
     rng = np.random.default_rng(5)
@@ -201,7 +201,7 @@ def test_half_precision_sums_round_once():
 def test_a_sum_in_place_keeps_the_error_of_what_it_starts_from():
     spec = parse("y[i] += x[i, k]", x=("f32", (2, 3)), y=("f32", (2,)))
     (bound,) = error_bound(spec, {"x": np.ones((2, 3), "f4"), "y": np.full(2, 100, "f4")})
-    assert bound == pytest.approx([2 * 103 * gamma(7, U)] * 2, rel=1e-5)
+    assert bound == pytest.approx([103 * gamma(7, U)] * 2, rel=1e-5)
 
 
 # ---- how much it exaggerates

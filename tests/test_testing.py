@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from programs import PROGRAMS
 
+from polyq import build
 from polyq.affine.interpret import interpret
 from polyq.affine.notation import parse
 from polyq.affine.spec import Spec
+from polyq.schedule import Schedule
 from polyq.testing import assert_close
 
 
@@ -63,9 +65,64 @@ def test_a_wrong_element_is_named_with_value_oracle_and_bound():
     )
 
 
+@dataclass
+class Scheduled(Fake):
+    """A kernel with a schedule."""
+
+    schedule: Any = None
+
+
+def test_a_kernel_with_a_schedule_has_a_tighter_bound_and_shows_it():
+    schedule = Schedule.naive(SUM, target="c").unroll("y", "m")
+    with pytest.raises(AssertionError) as caught:
+        assert_close(Scheduled(SUM, change=_off(np.float32(0.5)), schedule=schedule), x=X, w=W)
+    assert str(caught.value) == (
+        "kernel: y[1]: kernel 2.7969186305999756, oracle 2.2969186305999756, difference 0.5, bound 1.21845e-06; "
+        "1 of 3 elements are off\n"
+        "schedule of kernel: numerics reassoc, target c\n"
+        "├─ m m:  y[m] = 0.0  [y.init]\n"
+        "└─ m unroll m\n"
+        "   └─ k 40:  y[m] += x[m, k] * w[k]"
+    )
+    strict = Scheduled(SUM, "strict", _off(np.float32(0.5)), Schedule.naive(SUM, "strict", "c"))
+    with pytest.raises(AssertionError, match=r"(?s)bound 0; 1 of 3 elements are off.schedule of kernel: numerics strict"):
+        assert_close(strict, x=X, w=W)
+
+
+def test_an_output_that_nothing_can_be_said_of_gives_a_warning():
+    with pytest.warns(UserWarning, match=r"^kernel: y: no element has a finite error bound; none is compared$"):
+        assert_close(Fake(SUM), x=X * np.float32(1e38), w=W * np.float32(1e38))
+
+
+def test_inputs_that_only_bind_supplies_are_bound():
+    kernel = build(SUM, constants=("w",))
+    assert_close(kernel, x=X, w=W)
+    with pytest.raises(AssertionError, match=r"y\[1\]: kernel .*, reference "):
+        assert_close(kernel, reference=_off(np.float32(0.5))(X @ W), x=X, w=W)
+
+
+def test_the_element_farthest_outside_its_bound_is_named():
+    with pytest.raises(AssertionError, match=r"y\[2\]: kernel 17.*; 3 of 3 elements are off"):
+        assert_close(Fake(SUM, change=lambda y: y + np.array([1, -1, 2], np.float32)), x=X, w=W)
+
+
+def test_an_order_that_the_schedule_does_not_have_is_found_out():
+    # 4096 equal terms: added one by one in f32 their sum is far from that of a tree
+    spec = parse("y += x[k]", x=("f32", (1 << 20,)))
+    x = np.full(1 << 20, 0.1, np.float32)
+    tree = Scheduled(spec, change=lambda _: np.asarray(x.sum(), np.float32), schedule=Schedule.naive(spec, target="c"))
+    assert_close(tree, x=x)  # the bound of one long chain is wide enough for everything
+    lanes = Schedule.naive(spec, target="c").split_dim("y", "k", 1024).partial_sums("y", ["ko"]).partial_sums("y", ["ko"])
+    chain = np.add.accumulate(x)[-1]
+    exact = float(x.astype("f8").sum())
+    assert abs(chain - exact) > 1000
+    with pytest.raises(AssertionError, match="bound"):
+        assert_close(Scheduled(spec, change=lambda _: np.asarray(2 * exact - chain, np.float32), schedule=lanes), x=x)
+
+
 def test_a_reference_is_compared_within_the_bound():
     assert_close(Fake(SUM), reference=X.astype("f8") @ W, x=X, w=W)
-    with pytest.raises(AssertionError, match=r"y\[0\]: kernel .*, reference .*3 of 3 elements"):
+    with pytest.raises(AssertionError, match=r"y\[1\]: kernel .*, reference .*3 of 3 elements"):
         assert_close(Fake(SUM), reference=X.astype("f8") @ W + 1e-3, x=X, w=W)
 
 

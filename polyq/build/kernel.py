@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from polyq.affine.arrays import Array, collect, storage_shape
+from polyq.affine.arrays import Array, collect, storage_shape, take_arguments
 from polyq.affine.errors import ArgumentError
 from polyq.affine.spec import Spec, Tensor
 from polyq.build import binding
@@ -136,11 +136,15 @@ class Kernel:
     def error_bound(self, /, *args: object, **named: object) -> Any:
         """Return the forward error bound against the oracle, elementwise and shaped like the outputs.
 
-        Under ``"strict"`` it is 0: the kernel computes what the oracle computes, bit by bit.
+        It is that of the schedule that serves these sizes; a bound callable's is ``bound.kernel.error_bound``, with all
+        inputs. Under ``"strict"`` it is 0: the kernel computes what the oracle computes, bit by bit.
         """
         from polyq.affine import bounds
+        from polyq.schedule.evaluation import evaluation
 
-        found = list(bounds.error_bound(self.spec, self._signature.by_name(args, named)))
+        given = self._signature.by_name(args, named)
+        schedule = self.at(**take_arguments(self.spec, given)[1]).schedule
+        found = list(bounds.error_bound(self.spec, given, evaluation=evaluation(schedule)))
         if self.numerics == "strict":
             found = [np.zeros_like(bound) for bound in found]
         return collect(self.spec, found)
