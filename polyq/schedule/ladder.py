@@ -15,7 +15,7 @@ from polyq.schedule.groups import is_contraction
 __all__ = ["Ladder", "ladder_of"]
 
 #: the least value of each range, and the size that it is made for
-RUNGS = ((0, 1), (4, 16), (32, 128))
+RUNGS = ((0, 1), (2, 2), (4, 16), (32, 128))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Ladder:
     def rung(self, value: int) -> int:
         """Return the position of the range that holds ``value``.
 
-        >>> [Ladder("m").rung(value) for value in (0, 3, 4, 31, 32, 5000)]
-        [0, 0, 1, 1, 2, 2]
+        >>> [Ladder("m").rung(value) for value in (0, 1, 3, 4, 31, 32, 5000)]
+        [0, 0, 1, 2, 2, 3, 3]
         """
         return sum(value >= least for least, _ in self.rungs[1:])
 
@@ -39,11 +39,14 @@ class Ladder:
 
 
 def ladder_of(spec: Spec) -> Ladder | None:
-    """Return the ranges for ``spec``: of the first parameter that counts rows over which an operand is reused."""
+    """Return the ranges for ``spec``: of a parameter that counts rows over which an operand is reused.
+
+    Of several in a contraction the last serves: what stands in front of it is a batch.
+    """
     for op in spec.ops:
-        if op.reduce is not None and is_contraction(op):
-            for param in _rows(op):
-                return Ladder(param)
+        rows = _rows(op) if op.reduce is not None and is_contraction(op) else []
+        if rows:
+            return Ladder(rows[-1])
     return None
 
 
