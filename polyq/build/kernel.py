@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,12 +13,13 @@ from polyq.affine.errors import ArgumentError
 from polyq.affine.spec import Spec, Tensor
 from polyq.build import binding
 from polyq.build.arguments import aligned_copy, bound_params
-from polyq.build.card import kernel_card
 from polyq.build.executable import Executable
 from polyq.build.plan import Plan, make_schedule
-from polyq.build.timing import Timing, measure
-from polyq.schedule import Schedule
-from polyq.schedule.certificate import Certificate
+
+if TYPE_CHECKING:  # a kernel from the cache does without
+    from polyq.build.timing import Timing
+    from polyq.schedule import Schedule
+    from polyq.schedule.certificate import Certificate
 
 __all__ = ["Bound", "Kernel"]
 
@@ -141,10 +142,14 @@ class Kernel:
         ``cold`` rotates enough copies of the data to exceed the last-level cache. ``repeats`` is the number of timed
         calls, else as many as fit in ``seconds`` (at least 5).
         """
+        from polyq.build.timing import measure
+
         return measure(self, seconds=seconds, repeats=repeats, cold=cold, threads=threads, seed=seed, params=params)
 
     # ---- what it looks like, and how it travels
     def __repr__(self) -> str:
+        from polyq.build.card import kernel_card
+
         return kernel_card(
             self.spec, self._plan, numerics=self.numerics, target=self.target, threads=self.threads,
             runs=self.executable.entry is not None, constants=self.constants,
