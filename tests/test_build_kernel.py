@@ -25,6 +25,7 @@ from polyq.affine.spec import Op, Spec, Tensor
 from polyq.build import Bound, Kernel, Timing
 from polyq.build.card import memory_text
 from polyq.build.timing import count_operations
+from polyq.schedule import auto
 
 build_programs.install()
 
@@ -146,13 +147,12 @@ def test_a_spec_is_scheduled_once_and_again_only_if_asked_for(monkeypatch, tmp_p
     monkeypatch.setenv("POLYQ_CACHE_DIR", str(tmp_path / "cache"))
     made = []
 
-    class Automatic:
-        @staticmethod
-        def auto(spec, numerics, target):
-            made.append((numerics, target))
-            return build_programs.HandSchedule(spec, build_programs.scale().module, numerics, target)
+    def choose(spec, numerics, target):
+        made.append((numerics, target))
+        return build_programs.HandSchedule(spec, build_programs.scale().module, numerics, target)
 
-    monkeypatch.setattr(polyq.build.plan, "Schedule", Automatic)
+    monkeypatch.setattr(auto, "choose", choose)
+    monkeypatch.setattr(auto, "checked", lambda schedule: schedule)
     spec = build_programs.scale().spec
     first = polyq.build(spec, numerics="strict", target="c")
     assert (first.schedule.numerics, first.certificate.ok, made) == ("strict", True, [("strict", "c")])

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from polyq.affine.errors import ArgumentError, ScheduleError
 from polyq.affine.spec import Spec
 from polyq.build import binding
-from polyq.build.cache import find_library
+from polyq.build.compilation import Compilation
 from polyq.build.compiler import find_compiler
 from polyq.build.kernel import Kernel
 from polyq.build.plan import make_plan, phase, phases
 from polyq.build.runtime import shared_runtime, start_runtime
 from polyq.build.threads import default_threads
 from polyq.emit.module import Module
-from polyq.schedule import NUMERICS, Schedule
+from polyq.schedule.numerics import NUMERICS
 from polyq.schedule.target import TARGETS, detect_machine
+
+if TYPE_CHECKING:  # a kernel from the cache does without
+    from polyq.schedule import Schedule
 
 __all__ = ["build"]
 
@@ -53,13 +56,25 @@ def build(
     mode, machine = _options_of(program, numerics, target)
     limit = _threads(threads)
     end_runtime = start_runtime()
+    begun: dict[Module, Compilation] = {}
+
+    def compile_beside(module: Module) -> None:
+        if module not in begun and set(module.features) <= detect_machine().features:
+            begun[module] = Compilation(module.source, module.flags, find_compiler)
+
     try:
         with phases() as spent:
-            plan, schedule, certificate = make_plan(program, mode, machine)
-            entry = _load(plan.module) if set(plan.module.features) <= detect_machine().features else None
+            plan, schedule, certificate = make_plan(program, mode, machine, compile_beside)
+            compile_beside(plan.module)  # a plan from the cache
+            library = begun.get(plan.module)
+            entry = None if library is None else _load(plan.module, library)
+            begun.pop(plan.module, None)
     except BaseException:
         end_runtime()
         raise
+    finally:  # what was not proven, or interrupted
+        for left in begun.values():
+            left.discard()
     kernel = Kernel(
         program, plan, entry, numerics=mode, target=machine, threads=limit, constants=asked["constants"], asked=asked,
         seconds=time.perf_counter() - started, phases=spent,
@@ -69,11 +84,9 @@ def build(
     return kernel
 
 
-def _load(module: Module) -> tuple[binding.Entry, Any]:
+def _load(module: Module, library: Compilation) -> tuple[binding.Entry, Any]:
     with phase("library"):
-        compiler = find_compiler()
-        path = find_library(module.source, module.flags, compiler)
-        return binding.load(path, module.entry), shared_runtime()
+        return binding.load(library.publish(), module.entry), shared_runtime()
 
 
 def _spec_of(program: object) -> Spec:

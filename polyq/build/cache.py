@@ -19,13 +19,13 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Generator
-from functools import lru_cache
+from collections.abc import Callable, Generator
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from polyq.affine.errors import BuildError
-from polyq.build.compiler import Compiler
+from polyq.build.compiler import Compiler, Stop
 from polyq.build.locks import ForkLock, lock_for
 from polyq.schedule.target import detect_machine
 
@@ -146,11 +146,23 @@ def library_key(source: str, flags: tuple[str, ...], compiler: Compiler) -> str:
 
 
 # ---- libraries
-def find_library(source: str, flags: tuple[str, ...], compiler: Compiler) -> Path:
+class Unwanted(Exception):
+    """The library that was being compiled is not wanted any more; nothing of it was kept."""
+
+
+def find_library(
+    source: str,
+    flags: tuple[str, ...],
+    compiler: Compiler,
+    stop: Stop | None = None,
+    wanted: Callable[[], bool] = lambda: True,
+) -> Path:
     """Return the shared library of a C source, compiled if the cache does not hold it whole.
 
     Safe for any number of threads and processes at once: threads of a process wait for the first of them, processes
     each compile, and the last rename stays. Raises :class:`BuildError` with the path of the kept source.
+
+    ``wanted`` is asked when the compiler is done, before anything is published: :class:`Unwanted` if it says no.
     """
     key = library_key(source, flags, compiler)
     with lock_for(key):
@@ -160,7 +172,9 @@ def find_library(source: str, flags: tuple[str, ...], compiler: Compiler) -> Pat
             _log.debug("library: %s, from the cache", path)
             return path
         try:
-            _make_library(folder, key, source, flags, compiler)
+            with _build_folder(folder) as work:
+                compile_it = partial(compiler.compile, work, "kernel.c", "kernel.so", flags, stop)
+                _make_library(work, folder, key, source, compile_it, wanted)
         except OSError as error:
             raise BuildError(
                 f"the cache {folder} cannot be written: {error}; make room, or let POLYQ_CACHE_DIR name another folder"
@@ -168,19 +182,24 @@ def find_library(source: str, flags: tuple[str, ...], compiler: Compiler) -> Pat
         return path
 
 
-def _make_library(folder: Path, key: str, source: str, flags: tuple[str, ...], compiler: Compiler) -> None:
+def _make_library(
+    work: Path, folder: Path, key: str, source: str, compile_it: Callable[[], None], wanted: Callable[[], bool]
+) -> None:
     """Compile into a folder of its own, then rename: nobody ever sees half a file."""
-    with _build_folder(folder) as work:
-        (work / "kernel.c").write_text(source, encoding="utf-8")
-        try:
-            compiler.compile(work, "kernel.c", "kernel.so", flags)
-        except BuildError as error:
-            kept = folder / f"failed-{key}.c"
-            os.replace(work / "kernel.c", kept)
-            raise type(error)(f"{error}\n  source: {kept}") from None
+    (work / "kernel.c").write_text(source, encoding="utf-8")
+    try:
+        compile_it()
         _seal(work / "kernel.so")
-        os.replace(work / "kernel.c", folder / f"{key}.c")
-        os.replace(work / "kernel.so", folder / f"{key}.so")
+    except BuildError as error:
+        if not wanted():
+            raise Unwanted from None
+        kept = folder / f"failed-{key}.c"
+        os.replace(work / "kernel.c", kept)
+        raise type(error)(f"{error}\n  source: {kept}") from None
+    if not wanted():
+        raise Unwanted
+    os.replace(work / "kernel.c", folder / f"{key}.c")
+    os.replace(work / "kernel.so", folder / f"{key}.so")
 
 
 @contextlib.contextmanager

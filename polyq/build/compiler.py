@@ -20,10 +20,14 @@ from pathlib import Path
 
 from polyq.affine.errors import BuildError, CompilerNotFound
 
-__all__ = ["OPTIMIZATION", "TIME_LIMIT", "Compiler", "end_compiler", "find_compiler"]
+__all__ = ["OPTIMIZATION", "TIME_LIMIT", "Compiler", "Stop", "find_compiler"]
 
 #: No option here changes what floating-point code means, and none links a start-up object that sets the CPU's flags.
-OPTIMIZATION = ("-O3", "-fPIC", "-shared", "-std=gnu11", "-pthread", "-Wno-psabi")
+#: What -O3 adds to these takes half of a compile more, and no kernel was faster with it (docs/decisions/build-time.md).
+OPTIMIZATION = (
+    "-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fpeel-loops",
+    "-fPIC", "-shared", "-std=gnu11", "-pthread", "-Wno-psabi",
+)  # fmt: skip
 
 #: Seconds after which a compiler is taken to hang.
 TIME_LIMIT = 300.0
@@ -31,6 +35,29 @@ TIME_LIMIT = 300.0
 _CANDIDATES = ("cc", "gcc", "clang")
 
 _log = logging.getLogger("polyq")
+
+
+class Stop:
+    """Ends a compiler from another thread: the one that runs, or the one that would start next."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked = False
+
+    def __call__(self) -> None:
+        """End it, with all its children; whoever waits for it sees a failed compile."""
+        with self._guard:
+            self._asked = True
+            if self._process is not None:
+                _kill(self._process)
+
+    def watch(self, process: subprocess.Popen[bytes] | None) -> None:
+        """Say which process runs now."""
+        with self._guard:
+            self._process = process
+            if self._asked and process is not None:
+                _kill(process)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +68,9 @@ class Compiler:
     path: str
     version: str
 
-    def compile(self, folder: Path, source: str, library: str, flags: tuple[str, ...]) -> None:
+    def compile(
+        self, folder: Path, source: str, library: str, flags: tuple[str, ...], stop: Stop | None = None
+    ) -> None:
         """Compile ``folder/source`` into the shared library ``folder/library``.
 
         Raises :class:`BuildError` with the command and the compiler's output where it fails or takes more than
@@ -50,7 +79,7 @@ class Compiler:
         command = (*self.command, *OPTIMIZATION, *flags, source, "-o", library, "-lm")
         limit = TIME_LIMIT
         started = time.perf_counter()
-        status, output = _run(command, folder, limit)
+        status, output = _run(command, folder, limit, stop or Stop())
         said = output.strip()
         if status != 0:
             what = f"took more than {limit:g} s and was ended" if status is None else f"failed with status {status}"
@@ -105,12 +134,12 @@ def _stamp(path: str) -> tuple[int, int]:
 @lru_cache(maxsize=16)
 def _describe(command: tuple[str, ...], path: str, _stamp: tuple[int, int]) -> Compiler:
     """Ask the compiler for its version, once while its file stays the same. A failure shows when it compiles."""
-    status, output = _run((*command, "--version"), Path.cwd(), 20.0)
+    status, output = _run((*command, "--version"), Path.cwd(), 20.0, Stop())
     lines = output.strip().splitlines()
     return Compiler(command, path, lines[0] if status == 0 and lines else "unknown")
 
 
-def _run(command: tuple[str, ...], folder: Path, limit: float) -> tuple[int | None, str]:
+def _run(command: tuple[str, ...], folder: Path, limit: float, stop: Stop) -> tuple[int | None, str]:
     """Run a command in ``folder``; return its status (``None``: it took too long) and all it wrote."""
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(folder)}
     try:
@@ -125,8 +154,8 @@ def _run(command: tuple[str, ...], folder: Path, limit: float) -> tuple[int | No
         )
     except OSError as error:
         return 127, f"{command[0]}: {error}"
-    _running[threading.get_ident()] = process
     try:
+        stop.watch(process)
         output, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         return None, _end(process)
@@ -134,18 +163,8 @@ def _run(command: tuple[str, ...], folder: Path, limit: float) -> tuple[int | No
         _end(process)
         raise
     finally:
-        del _running[threading.get_ident()]
+        stop.watch(None)
     return process.returncode, output.decode("utf-8", "replace")
-
-
-_running: dict[int, subprocess.Popen[bytes]] = {}  # by the thread that waits for it
-
-
-def end_compiler(thread: int | None) -> None:
-    """End the compiler that a thread waits for, if there is one; that thread sees a failed compile."""
-    process = None if thread is None else _running.get(thread)
-    if process is not None:
-        _kill(process)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -9,20 +9,22 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import polyq.emit
 from polyq.affine.errors import ScheduleError
 from polyq.affine.spec import Spec
 from polyq.build import cache
 from polyq.emit.module import Module
-from polyq.schedule import Schedule
-from polyq.schedule.certificate import Certificate
 from polyq.schedule.target import detect_machine
+
+if TYPE_CHECKING:  # a kernel from the cache does without
+    from polyq.schedule import Schedule
+    from polyq.schedule.certificate import Certificate
 
 __all__ = ["Plan", "canonical", "make_plan", "make_schedule", "phase", "phases"]
 
@@ -65,30 +67,55 @@ def phases() -> Generator[list[tuple[str, float]]]:
 
 def make_schedule(spec: Spec, numerics: str, target: str) -> Schedule:
     """Return the automatic schedule; the same arguments give the same one."""
+    from polyq.schedule import Schedule
+
     with phase("schedule"):
         return Schedule.auto(spec, numerics=numerics, target=target)
 
 
 def make_plan(
-    program: Spec | Schedule, numerics: str, target: str
+    program: Spec | Schedule, numerics: str, target: str, compiling: Callable[[Module], None] = lambda module: None
 ) -> tuple[Plan, Schedule | None, Certificate | None]:
-    """Return the plan of a program; its schedule and certificate come along if they had to be made."""
+    """Return the plan of a program; its schedule and certificate come along if they had to be made.
+
+    ``compiling`` gets the module as soon as it is printed, so that the compiler runs beside the proof; where the proof
+    fails, this raises, or calls it again with the module of the plain order.
+    """
     key = _memo_key(program, numerics, target)
     memo = cache.read_memo(key) if key else None
     if memo is not None:
         _log.debug("plan: from the cache")
         return _plan_from(memo), None, None
-    schedule = make_schedule(program, numerics, target) if isinstance(program, Spec) else program
+    from polyq.schedule.auto import checked, choose
+
+    with phase("schedule"):
+        schedule = choose(program, numerics, target) if isinstance(program, Spec) else program
+    module = _emitted(schedule, compiling)
     with phase("certificate"):
-        certificate = schedule.certificate()
+        proven = checked(schedule) if isinstance(program, Spec) else schedule
+        certificate = proven.certificate()
     if not certificate.ok:
         raise ScheduleError(f"the schedule does not compute the spec; please report this: {certificate}", certificate)
-    with phase("emit"):
-        module = polyq.emit.generate(schedule)
+    if module is None or proven is not schedule:
+        schedule, module = proven, _emitted(proven, compiling)
+    assert module is not None  # an error while a proven schedule is printed is raised
     plan = Plan(module, schedule.explain(), str(certificate).partition("\n")[0])
     if key:
         cache.write_memo(key, dataclasses.asdict(plan))
     return plan, schedule, certificate
+
+
+def _emitted(schedule: Schedule, compiling: Callable[[Module], None]) -> Module | None:
+    """Return the module and begin to compile it; ``None`` where an illegal schedule could not even be printed."""
+    try:
+        with phase("emit"):
+            module = polyq.emit.generate(schedule)
+    except Exception:
+        if schedule.certificate().ok:
+            raise
+        return None  # the certificate says what is wrong with it
+    compiling(module)
+    return module
 
 
 def _plan_from(memo: dict[str, Any]) -> Plan:

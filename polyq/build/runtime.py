@@ -14,7 +14,7 @@ from typing import Any
 from polyq.affine.errors import PolyqError
 from polyq.build.binding import symbol
 from polyq.build.cache import find_library
-from polyq.build.compiler import end_compiler, find_compiler
+from polyq.build.compiler import Stop, find_compiler
 from polyq.build.locks import ForkLock
 
 __all__ = ["shared_runtime", "start_runtime"]
@@ -23,14 +23,14 @@ _guard = ForkLock()
 _loaded: Any = None
 
 
-def shared_runtime() -> Any:
+def shared_runtime(stop: Stop | None = None) -> Any:
     """Return a pointer to the ``polyq_runtime`` of this process; compiled and loaded at the first call."""
     global _loaded  # two pools would use twice the cores
     with _guard:
         if _loaded is None:
             source = Path(__file__).with_name("runtime.c").read_text(encoding="utf-8")
             # it waits and hands over: -O3 would only take longer to compile
-            path = find_library(source, ("-O1",), find_compiler())
+            path = find_library(source, ("-O1",), find_compiler(), stop)
             _loaded = symbol(path, "polyq_shared_runtime", "const polyq_runtime *")
         return _loaded
 
@@ -43,15 +43,17 @@ def start_runtime() -> Callable[[], None]:
     if _loaded is not None:
         return lambda: None
 
+    stop = Stop()
+
     def make() -> None:
         with contextlib.suppress(PolyqError, OSError):
-            shared_runtime()
+            shared_runtime(stop)
 
     thread = threading.Thread(target=make, name="polyq runtime", daemon=True)
     thread.start()
 
     def end() -> None:
-        end_compiler(thread.ident)
+        stop()
         thread.join(5.0)
 
     return end
