@@ -272,10 +272,10 @@ class Domain:
         mine, yours = _nonnegative_params(self.raw), self._same(other)
         return bool(mine.is_equal(_nonnegative_params(yours.align_params(mine.get_space()))))
 
-    def implies(self, constraint: Constraint) -> bool:
-        """Whether the constraint holds at every point."""
-        given = _with_params(self.raw, sorted(constraint.expr.params()))
-        return bool(given.is_subset(_constrained(self.dims, [constraint])))
+    def implies(self, *constraints: Constraint) -> bool:
+        """Whether all constraints hold at every point."""
+        given = _with_params(self.raw, _params_of(c.expr for c in constraints))
+        return bool(given.is_subset(_constrained(self.dims, constraints)))
 
     def sample(self) -> Point | None:
         """Return one point as (dims, parameters), or ``None``."""
