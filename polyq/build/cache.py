@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from polyq.affine.errors import BuildError
+from polyq.build import housekeeping
 from polyq.build.compiler import Compiler, Stop
 from polyq.build.locks import ForkLock, lock_for
 from polyq.schedule.target import detect_machine
@@ -200,6 +201,9 @@ def _make_library(
         raise Unwanted
     os.replace(work / "kernel.c", folder / f"{key}.c")
     os.replace(work / "kernel.so", folder / f"{key}.so")
+    removed = housekeeping.trim(folder, housekeeping.size_limit())
+    if removed:
+        _log.info("cache: %d bytes of the least recently used kernels removed from %s", removed, folder)
 
 
 @contextlib.contextmanager
@@ -227,6 +231,7 @@ def _seal(path: Path) -> None:
 
 def _is_whole(path: Path) -> bool:
     # the loader maps a truncated library without a complaint, and the process dies at the first page that is missing
+    housekeeping.touch(path)
     try:
         data = path.read_bytes()
     except OSError:
@@ -242,7 +247,9 @@ def _is_whole(path: Path) -> bool:
 def read_memo(key: str) -> dict[str, Any] | None:
     """Return what :func:`write_memo` kept under ``key``, or ``None`` where nothing or something damaged lies there."""
     try:
-        text = (cache_folder() / f"{key}.json").read_text(encoding="utf-8")
+        path = cache_folder() / f"{key}.json"
+        text = path.read_text(encoding="utf-8")
+        housekeeping.touch(path)
         total, _, body = text.partition("\n")
         if total != hashlib.sha256(body.encode()).hexdigest():
             _log.warning("the memo %s.json is damaged and will be made again", key)
