@@ -12,7 +12,7 @@ from polyq.build import binding
 from polyq.build.compilation import Compilation
 from polyq.build.compiler import find_compiler
 from polyq.build.kernel import Kernel
-from polyq.build.plan import make_plan, phase, phases
+from polyq.build.plan import make_plan, memo_key, phase, phases
 from polyq.build.runtime import shared_runtime, start_runtime
 from polyq.build.threads import default_threads
 from polyq.emit.module import Module
@@ -22,7 +22,7 @@ from polyq.schedule.target import TARGETS, detect_machine
 if TYPE_CHECKING:  # a kernel from the cache does without
     from polyq.schedule import Schedule
 
-__all__ = ["build"]
+__all__ = ["build", "plan_key"]
 
 _OPTIONS = "numerics, threads, target, constants"
 
@@ -82,6 +82,13 @@ def build(
     if schedule is not None:  # made here anyway: keep what would be made again
         kernel.__dict__.update(schedule=schedule, certificate=certificate)
     return kernel
+
+
+def plan_key(
+    program: Spec | Schedule, *, numerics: str | None = None, target: str | None = None, **_: object
+) -> str | None:
+    """Return the key under which :func:`build` with these options keeps the plan of a program."""
+    return memo_key(program, *_options_of(program, numerics, target))
 
 
 def _load(module: Module, library: Compilation) -> tuple[binding.Entry, Any]:

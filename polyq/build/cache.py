@@ -30,7 +30,9 @@ from polyq.build.compiler import Compiler, Stop
 from polyq.build.locks import ForkLock, lock_for
 from polyq.schedule.target import detect_machine
 
-__all__ = ["cache_folder", "digest", "find_library", "library_key", "read_memo", "source_digest", "write_memo"]
+__all__ = [
+    "cache_folder", "digest", "find_library", "has_memo", "library_key", "read_memo", "source_digest", "write_memo"
+]  # fmt: skip
 
 #: Ends a library, before the SHA-256 of all that precedes it. Loaders ignore what follows the ELF image.
 _MARK = b"\0polyq\0\1"
@@ -175,12 +177,16 @@ def find_library(
         try:
             with _build_folder(folder) as work:
                 compile_it = partial(compiler.compile, work, "kernel.c", "kernel.so", flags, stop)
-                _make_library(work, folder, key, source, compile_it, wanted)
+                _make_library(work, folder, key, source, compile_it, lambda: not _is_ended(stop) and wanted())
         except OSError as error:
             raise BuildError(
                 f"the cache {folder} cannot be written: {error}; make room, or let POLYQ_CACHE_DIR name another folder"
             ) from error
         return path
+
+
+def _is_ended(stop: Stop | None) -> bool:
+    return stop is not None and stop.asked
 
 
 def _make_library(
@@ -192,7 +198,7 @@ def _make_library(
         compile_it()
         _seal(work / "kernel.so")
     except BuildError as error:
-        if not wanted():
+        if not wanted():  # nobody asks for it, or it was ended
             raise Unwanted from None
         kept = folder / f"failed-{key}.c"
         os.replace(work / "kernel.c", kept)
@@ -257,6 +263,11 @@ def read_memo(key: str) -> dict[str, Any] | None:
         return json.loads(body)
     except (OSError, ValueError):
         return None
+
+
+def has_memo(key: str | None) -> bool:
+    """Whether something lies under ``key``."""
+    return key is not None and (cache_folder() / f"{key}.json").exists()
 
 
 def write_memo(key: str, value: dict[str, Any]) -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from polyq.build.compiler import Compiler, Stop
 
-__all__ = ["Compilation"]
+__all__ = ["Compilation", "discard_of"]
 
 _PATIENCE = 2.0  # seconds for a compiler that was ended to be gone
+_live: set[Compilation] = set()
+
+
+def discard_of(threads: Collection[int]) -> None:
+    """Discard what these threads (by their identifiers) compile: whoever waits there sees an error."""
+    for compilation in [c for c in list(_live) if c.owner in threads]:
+        compilation.discard()
 
 
 class Compilation:
@@ -20,11 +27,13 @@ class Compilation:
     """
 
     def __init__(self, source: str, flags: tuple[str, ...], compiler: Callable[[], Compiler]) -> None:
-        self._stop, self._decided, self._wanted = Stop(), threading.Event(), False
+        self.owner = threading.get_ident()
+        self._stop, self._decided, self._wanted, self._discarded = Stop(), threading.Event(), False, False
         self._path: Path | None = None
         self._error: BaseException | None = None
         self._work = source, flags, compiler
         self._thread = threading.Thread(target=self._run, name="polyq compile", daemon=True)
+        _live.add(self)
         self._thread.start()
 
     def publish(self) -> Path:
@@ -39,9 +48,11 @@ class Compilation:
 
     def discard(self) -> None:
         """End the compile, if it is not over."""
+        self._discarded = True
         self._decided.set()
         self._stop()
-        self._thread.join(_PATIENCE)
+        if self._thread.ident is not None:  # else it is being started by its owner, and ends at once
+            self._thread.join(_PATIENCE)
 
     def _run(self) -> None:
         from polyq.build.cache import find_library
@@ -51,7 +62,9 @@ class Compilation:
             self._path = find_library(source, flags, compiler(), self._stop, self._verdict)
         except BaseException as error:  # it belongs to the thread that asks for the library
             self._error = error
+        finally:
+            _live.discard(self)
 
     def _verdict(self) -> bool:
         self._decided.wait()
-        return self._wanted
+        return self._wanted and not self._discarded

@@ -43,12 +43,12 @@ class Stop:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._asked = False
+        self.asked = False
 
     def __call__(self) -> None:
         """End it, with all its children; whoever waits for it sees a failed compile."""
         with self._guard:
-            self._asked = True
+            self.asked = True
             if self._process is not None:
                 _kill(self._process)
 
@@ -56,7 +56,7 @@ class Stop:
         """Say which process runs now."""
         with self._guard:
             self._process = process
-            if self._asked and process is not None:
+            if self.asked and process is not None:
                 _kill(process)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # a kernel from the cache does without
     from polyq.schedule import Schedule
     from polyq.schedule.certificate import Certificate
 
-__all__ = ["Plan", "canonical", "make_plan", "make_schedule", "phase", "phases"]
+__all__ = ["Plan", "canonical", "make_plan", "make_schedule", "memo_key", "phase", "phases"]
 
 _log = logging.getLogger("polyq")
 
@@ -81,7 +81,7 @@ def make_plan(
     ``compiling`` gets the module as soon as it is printed, so that the compiler runs beside the proof; where the proof
     fails, this raises, or calls it again with the module of the plain order.
     """
-    key = _memo_key(program, numerics, target)
+    key = memo_key(program, numerics, target)
     memo = cache.read_memo(key) if key else None
     if memo is not None:
         _log.debug("plan: from the cache")
@@ -124,7 +124,8 @@ def _plan_from(memo: dict[str, Any]) -> Plan:
     return Plan(Module(m["entry"], m["source"], *lists), memo["explanation"], memo["proof"])
 
 
-def _memo_key(program: Spec | Schedule, numerics: str, target: str) -> str | None:
+def memo_key(program: Spec | Schedule, numerics: str, target: str) -> str | None:
+    """Return the key of the program's memo, or ``None`` for one that has no canonical text."""
     try:
         text = canonical(program)
     except TypeError as error:

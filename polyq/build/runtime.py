@@ -13,7 +13,7 @@ from typing import Any
 
 from polyq.affine.errors import PolyqError
 from polyq.build.binding import symbol
-from polyq.build.cache import find_library
+from polyq.build.cache import Unwanted, find_library
 from polyq.build.compiler import Stop, find_compiler
 from polyq.build.locks import ForkLock
 
@@ -46,7 +46,7 @@ def start_runtime() -> Callable[[], None]:
     stop = Stop()
 
     def make() -> None:
-        with contextlib.suppress(PolyqError, OSError):
+        with contextlib.suppress(PolyqError, OSError, Unwanted):
             shared_runtime(stop)
 
     thread = threading.Thread(target=make, name="polyq runtime", daemon=True)
