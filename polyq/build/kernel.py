@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -145,6 +147,12 @@ class Kernel:
         from polyq.build.timing import measure
 
         return measure(self, seconds=seconds, repeats=repeats, cold=cold, threads=threads, seed=seed, params=params)
+
+    def save(self, path: str | os.PathLike[str]) -> tuple[Path, Path, Path]:
+        """Write the kernel for programs in C: ``path`` with ``.c``, ``.h`` and ``.so``; its last part is the C name."""
+        from polyq.build.export import save
+
+        return save(self, path)
 
     # ---- what it looks like, and how it travels
     def __repr__(self) -> str:
