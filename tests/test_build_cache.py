@@ -416,6 +416,7 @@ def test_no_compiler(folder, monkeypatch, tmp_path):
         polyq.build(answer(1, "no compiler"))
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(compiler, "find_spec", lambda name: None)
     with pytest.raises(CompilerNotFound, match=r"^no C compiler: cc, gcc, clang were not found on PATH="):
         polyq.build(answer(1, "no compiler"))
 

@@ -1,7 +1,8 @@
 """The C compiler: finding it, naming its version, running it.
 
 polyq runs the compiler itself, once a kernel, with no build system between. The compiler is the one that ``CC`` names
-(with its options, such as ``ccache gcc``), else the first of ``cc``, ``gcc`` and ``clang`` that is on the path.
+(with its options, such as ``ccache gcc``), else the first of ``cc``, ``gcc`` and ``clang`` that is on the path, else
+that of the Python package ``ziglang``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from polyq.affine.errors import BuildError, CompilerNotFound
@@ -24,10 +26,10 @@ __all__ = ["OPTIMIZATION", "TIME_LIMIT", "Compiler", "Stop", "find_compiler"]
 
 #: No option here changes what floating-point code means, and none links a start-up object that sets the CPU's flags.
 #: What -O3 adds to these takes half of a compile more, and no kernel was faster with it (docs/decisions/build-time.md).
-OPTIMIZATION = (
-    "-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fpeel-loops",
-    "-fPIC", "-shared", "-std=gnu11", "-pthread", "-Wno-psabi",
-)  # fmt: skip
+OPTIMIZATION = ("-O2", "-fPIC", "-shared", "-std=gnu11", "-pthread", "-Wno-psabi")
+_GCC = ("-ftree-vectorize", "-fvect-cost-model=dynamic", "-fpeel-loops")
+#: zig aims at this very CPU unless told otherwise (what a module needs, its own flags say), and may check for overflow
+_ZIG = ("-mcpu=baseline", "-fno-sanitize=undefined")
 
 #: Seconds after which a compiler is taken to hang.
 TIME_LIMIT = 300.0
@@ -68,6 +70,18 @@ class Compiler:
     path: str
     version: str
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options that this compiler takes besides those that all take."""
+        if self.is_zig:
+            return _ZIG
+        return () if "clang" in self.version else _GCC
+
+    @property
+    def is_zig(self) -> bool:
+        """Whether this is ``zig cc``, as a program or as the Python package."""
+        return self.command[-1] == "cc" and any("zig" in Path(word).name for word in self.command[:-1])
+
     def compile(
         self, folder: Path, source: str, library: str, flags: tuple[str, ...], stop: Stop | None = None
     ) -> None:
@@ -76,7 +90,7 @@ class Compiler:
         Raises :class:`BuildError` with the command and the compiler's output where it fails or takes more than
         :data:`TIME_LIMIT` seconds. An interrupt ends the compiler, with all its children.
         """
-        command = (*self.command, *OPTIMIZATION, *flags, source, "-o", library, "-lm")
+        command = (*self.command, *OPTIMIZATION, *self.options, *flags, source, "-o", library, "-lm")
         limit = TIME_LIMIT
         started = time.perf_counter()
         status, output = _run(command, folder, limit, stop or Stop())
@@ -111,9 +125,13 @@ def find_compiler() -> Compiler:
         path = shutil.which(name)
         if path is not None:
             return _describe((path,), path, _stamp(path))
+    package = find_spec("ziglang")  # the extra polyq-loops[compiler]
+    if package is not None and package.origin is not None:
+        path = str(Path(package.origin).with_name("zig"))
+        return _describe((path, "cc"), path, _stamp(path))
     raise CompilerNotFound(
         f"no C compiler: {', '.join(_CANDIDATES)} were not found on PATH={os.environ.get('PATH', '')!r}; "
-        "install one (gcc or clang), or let CC name it"
+        "install one (gcc or clang), or let CC name it; pip install ziglang brings one too"
     )
 
 
