@@ -58,8 +58,10 @@ def install() -> None:
     def generate(schedule: object) -> Module:
         return schedule.module if isinstance(schedule, HandSchedule) else before(schedule)
 
+    prologue = polyq.emit.generate_prologue
     generate.by_hand = True  # type: ignore[attr-defined]
     polyq.emit.generate = generate  # type: ignore[attr-defined]
+    polyq.emit.generate_prologue = lambda s: None if isinstance(s, HandSchedule) else prologue(s)  # type: ignore[attr-defined]
 
 
 def program(name, inputs, outputs, body, params=(), flags=FLAGS, features=(), **options):

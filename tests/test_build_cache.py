@@ -312,7 +312,7 @@ def test_an_illegal_schedule_that_cannot_be_printed_is_named_illegal(folder, mon
 def test_an_automatic_schedule_that_is_refused_gives_way_to_the_plain_order(folder, monkeypatch):
     spec = polyq.parse("y[i] += a[i, k]", a=("f32", ("m", 40)))
     compiled, before = [], shared_runtime() and libraries(folder)
-    monkeypatch.setattr(auto, "choose", lambda spec, numerics, target: wrong)
+    monkeypatch.setattr(auto, "choose", lambda *arguments: wrong)
     wrong = Schedule(spec).then(Directive("mark", (("op", "y"), ("axis", "k"), ("kind", "parallel"))))
     assert not wrong.certificate().ok
     original = Compilation.discard
@@ -427,7 +427,7 @@ def test_a_failing_compiler_keeps_the_source(folder, monkeypatch, tmp_path):
         cache.find_library("int answer = 1;\n", ("-DX",), compiler.find_compiler())
     text = str(caught.value)
     assert text.startswith("the C compiler failed with status 3\n  command: ")
-    assert "-fPIC -shared -std=gnu11 -pthread -Wno-psabi -DX kernel.c -o kernel.so -lm\n" in text
+    assert " -DX kernel.c -o kernel.so -lm\n" in text
     assert "-DX kernel.c" in text
     assert "no licence: ünpaid" in text
     kept = Path(text.rpartition("source: ")[2])

@@ -231,13 +231,20 @@ class Affine:
         return low, high
 
     def simplify(self, ranges: Mapping[str, tuple[int, int]]) -> Affine:
-        """Replace floors that are constant within ``ranges`` (inclusive) by their value."""
+        """Simplify floors with known ``ranges`` (inclusive) of dims.
+
+        A floor that is constant becomes its value; terms that never reach the next multiple leave it.
+
+        >>> e = (Affine.dim("a") * 8 + Affine.dim("b")) // 16
+        >>> print(e.simplify({"b": (0, 7)}))
+        a//2
+        """
         total = Affine(self.const)
         for atom, coefficient in self.terms:
             value = Affine.of(atom)
             if isinstance(atom, FloorDiv):
                 inner = atom.numerator.simplify(ranges)
-                value = inner // atom.divisor
+                value = _without_small_terms(inner, atom.divisor, ranges) // atom.divisor
                 span = value.bounds(ranges)
                 if span is not None and span[0] == span[1]:
                     value = Affine(span[0])
@@ -247,6 +254,18 @@ class Affine:
     # ---- printing
     def __str__(self) -> str:
         return format_affine(self)
+
+
+def _without_small_terms(e: Affine, divisor: int, ranges: Mapping[str, tuple[int, int]]) -> Affine:
+    """Drop what cannot matter to ``e // divisor``: floor((g*a + r) / (g*d)) == floor(a / d) for 0 <= r < g."""
+    for step in sorted({gcd(divisor, c) for _, c in e.terms}, reverse=True):
+        if step == 1:
+            break
+        rest = Affine.build(e.const % step, [(a, c) for a, c in e.terms if c % step])
+        span = rest.bounds(ranges)
+        if not rest.is_constant and span is not None and span[0] >= 0 and span[1] < step:
+            return e - rest
+    return e
 
 
 def _lookup(values: Mapping[str, Affine]) -> Callable[[Dim | Param], Affine | None]:

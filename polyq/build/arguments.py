@@ -25,7 +25,7 @@ from polyq.affine.errors import ArgumentError
 from polyq.affine.expr import Affine, Param
 from polyq.affine.spec import Spec, Tensor
 
-__all__ = ["DENSE", "Params", "Signature", "aligned_copy", "bound_params"]
+__all__ = ["DENSE", "Params", "Signature", "aligned_copy", "bound_params", "dense_storage"]
 
 _log = logging.getLogger("polyq")
 
@@ -181,11 +181,17 @@ def bound_params(spec: Spec, arrays: Mapping[str, Array]) -> dict[str, int]:
     return bind_params(part, {t.name: arrays[t.name].shape for t in checked}, {})
 
 
-def aligned_copy(tensor: Tensor, value: object) -> Array:
-    """Return a dense copy of an argument in storage form, on a cache line of its own (64 bytes)."""
+def dense_storage(tensor: Tensor, value: object) -> Array:
+    """Return an argument in storage form, dense; copied only if need be."""
     source, logical = to_storage(tensor, value)
     if logical is not None and len(logical) != len(tensor.shape):
         raise ArgumentError(f"{tensor.name}: expected {len(tensor.shape)} axes, got shape {logical}")
+    return _dense(tensor.name, source)
+
+
+def aligned_copy(tensor: Tensor, value: object) -> Array:
+    """Return a dense copy of an argument in storage form, on a cache line of its own (64 bytes)."""
+    source = dense_storage(tensor, value)
     memory = np.empty(source.nbytes + 64, np.uint8)
     start = -memory.ctypes.data % 64
     copy = np.ndarray(source.shape, source.dtype, memory, start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -9,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from polyq.affine.errors import ArgumentError, ScheduleError
 from polyq.affine.spec import Spec
 from polyq.build import binding
-from polyq.build.compilation import Compilation
+from polyq.build.compilation import Compilation, discard_of
 from polyq.build.compiler import find_compiler
 from polyq.build.kernel import Kernel
 from polyq.build.plan import make_plan, memo_key, phase, phases
-from polyq.build.runtime import shared_runtime, start_runtime
+from polyq.build.runtime import end_runtime, shared_runtime, start_runtime
 from polyq.build.threads import default_threads
 from polyq.emit.module import Module
+from polyq.schedule.ladder import Ladder, ladder_of
 from polyq.schedule.numerics import NUMERICS
 from polyq.schedule.target import TARGETS, detect_machine
 
@@ -54,8 +56,22 @@ def build(
         "numerics": numerics, "threads": threads, "target": target, "constants": _constants(spec, constants)
     }  # fmt: skip
     mode, machine = _options_of(program, numerics, target)
-    limit = _threads(threads)
-    end_runtime = start_runtime()
+    ladder = ladder_of(spec) if isinstance(program, Spec) else None
+    return _built(program, mode, machine, _threads(threads), asked, ladder, 0, started)
+
+
+def _built(
+    program: Spec | Schedule,
+    mode: str,
+    machine: str,
+    limit: int,
+    asked: dict[str, Any],
+    ladder: Ladder | None,
+    rung: int,
+    started: float,
+) -> Kernel:
+    """Return the kernel of one range of the ladder's parameter; the first one leads to the others."""
+    sizes = {} if ladder is None else ladder.sizes(rung)
     begun: dict[Module, Compilation] = {}
 
     def compile_beside(module: Module) -> None:
@@ -63,32 +79,55 @@ def build(
             begun[module] = Compilation(module.source, module.flags, find_compiler)
 
     try:
+        start_runtime()
         with phases() as spent:
-            plan, schedule, certificate = make_plan(program, mode, machine, compile_beside)
-            compile_beside(plan.module)  # a plan from the cache
-            library = begun.get(plan.module)
-            entry = None if library is None else _load(plan.module, library)
-            begun.pop(plan.module, None)
+            plan, schedule, certificate = make_plan(
+                program, mode, machine, asked["constants"], sizes, compiling=compile_beside
+            )
+            modules = [m for m in (plan.module, plan.prologue) if m is not None]
+            for module in modules:  # of a plan from the cache
+                compile_beside(module)
+            entries = [_load(m, begun[m]) if m in begun else None for m in modules]
+            entry, prologue = entries[0], entries[1] if len(entries) > 1 else None
+            for module in modules:
+                begun.pop(module, None)
     except BaseException:
         end_runtime()
+        discard_of({threading.get_ident()})  # also one that an interrupt kept out of `begun`
         raise
-    finally:  # what was not proven, or interrupted
+    finally:  # what was not proven
         for left in begun.values():
             left.discard()
     kernel = Kernel(
-        program, plan, entry, numerics=mode, target=machine, threads=limit, constants=asked["constants"], asked=asked,
-        seconds=time.perf_counter() - started, phases=spent,
+        program, plan, entry, prologue, numerics=mode, target=machine, threads=limit, constants=asked["constants"],
+        asked=asked, seconds=time.perf_counter() - started, phases=spent,
     )  # fmt: skip
+    if ladder is not None:
+        kernel.sizes = sizes
+    if ladder is not None and rung == 0:
+
+        def climb(upper: int) -> Kernel:
+            return _built(program, mode, machine, limit, asked, ladder, upper, time.perf_counter())
+
+        kernel.set_ladder(ladder, climb)
     if schedule is not None:  # made here anyway: keep what would be made again
         kernel.__dict__.update(schedule=schedule, certificate=certificate)
     return kernel
 
 
 def plan_key(
-    program: Spec | Schedule, *, numerics: str | None = None, target: str | None = None, **_: object
+    program: Spec | Schedule,
+    *,
+    numerics: str | None = None,
+    target: str | None = None,
+    constants: Iterable[str] = (),
+    **_: object,
 ) -> str | None:
-    """Return the key under which :func:`build` with these options keeps the plan of a program."""
-    return memo_key(program, *_options_of(program, numerics, target))
+    """Return the key under which :func:`build` with these options keeps the plan of a program (its first range)."""
+    ladder = ladder_of(program) if isinstance(program, Spec) else None
+    sizes = {} if ladder is None else ladder.sizes(0)
+    names = _constants(_spec_of(program), constants)
+    return memo_key(program, *_options_of(program, numerics, target), names, sizes)
 
 
 def _load(module: Module, library: Compilation) -> tuple[binding.Entry, Any]:

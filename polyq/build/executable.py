@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,16 +33,19 @@ class Executable:
         self._shown = binding.ffi().from_buffer
         self._pointers = binding.pointers(len(self._places))
         self._param_arrays: dict[Params, Any] = {}
+        #: which executable of the same arguments runs for these parameters; itself where there is no choice
+        self.choose: Callable[[Params], Executable] | None = None
 
     def call(self, args: Sequence[object], named: Mapping[str, object], out: object, threads: int) -> Any:
         """Check arguments, run, and return the results."""
         inputs, params = self.signature.take(args, named)
-        return self.run(inputs, params, out, threads)
+        chosen = self if self.choose is None else self.choose(params)
+        return chosen.run(inputs, params, out, threads)
 
     def run(self, inputs: Sequence[Array], params: Params, out: object, threads: int) -> Any:
         """Run on checked inputs; ``out`` is what the caller passed, or ``None``."""
         if self.entry is None:
-            raise self._cannot_run()
+            raise self.cannot_run()
         if out is None:
             places = given = self.results.fresh(inputs, params)
         else:
@@ -84,7 +87,8 @@ class Executable:
             found = self._param_arrays[params] = binding.integers([values[n] for n in self.module.params])
         return found
 
-    def _cannot_run(self) -> BuildError:
+    def cannot_run(self) -> BuildError:
+        """Return the error that says which features of the CPU are missing."""
         missing = [f for f in self.module.features if f not in detect_machine().features]
         return BuildError(
             f"kernel {self.spec.name} needs CPU features that this CPU lacks: {', '.join(missing)}. "

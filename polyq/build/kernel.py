@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from polyq.affine.arrays import Array, collect
+from polyq.affine.arrays import Array, collect, storage_shape
 from polyq.affine.errors import ArgumentError
 from polyq.affine.spec import Spec, Tensor
 from polyq.build import binding
-from polyq.build.arguments import aligned_copy, bound_params
+from polyq.build.arguments import Params, Signature, aligned_copy, bound_params, dense_storage
 from polyq.build.executable import Executable
+from polyq.build.locks import ForkLock
 from polyq.build.plan import Plan, make_schedule
+from polyq.build.prepared import prepare, repeated_spec, sources
 
 if TYPE_CHECKING:  # a kernel from the cache does without
     from polyq.build.timing import Timing
     from polyq.schedule import Schedule
     from polyq.schedule.certificate import Certificate
+    from polyq.schedule.ladder import Ladder
 
 __all__ = ["Bound", "Kernel"]
 
@@ -38,6 +42,7 @@ class Kernel:
         program: Spec | Schedule,
         plan: Plan,
         entry: tuple[binding.Entry, Any] | None,
+        prologue: tuple[binding.Entry, Any] | None = None,
         *,
         numerics: str,
         target: str,
@@ -50,10 +55,55 @@ class Kernel:
         self._program, self._plan = program, plan
         self._asked, self._build = dict(asked or {}), (seconds, tuple(phases))
         self.spec: Spec = program if isinstance(program, Spec) else program.spec
-        self.numerics, self.target, self.threads, self.constants = numerics, target, threads, constants
-        self.executable = Executable(self.spec, plan.module, entry)
+        self.numerics, self.target, self.threads = numerics, target, threads
+        needed = {*constants, *sources(self.spec, plan)}
+        self.constants = tuple(name for name in self.spec.input_names if name in needed)
+        self.executable = Executable(repeated_spec(self.spec, plan), plan.module, entry)
+        self._prologue, self._variants = prologue, dict[tuple[str, ...], Kernel]()
         if not isinstance(program, Spec):
             self.__dict__["schedule"] = program
+
+        self.sizes: Mapping[str, int] = {}
+        self._ladder: Ladder | None = None
+        self._climb: Callable[[int], Kernel] | None = None
+        self._rungs, self._climbing = dict[int, Kernel]({0: self}), ForkLock()
+
+    # ---- ranges of a parameter
+    def set_ladder(self, ladder: Ladder, climb: Callable[[int], Kernel]) -> None:
+        """Let other kernels of the same program serve the upper ranges of a parameter."""
+        self._ladder, self._climb = ladder, climb
+        self.executable.choose = self._executable_for
+
+    def at(self, **params: int) -> Kernel:
+        """Return the kernel that serves these parameters: each range of sizes has a schedule of its own.
+
+        It is built, or taken from the cache, when it is first needed, here or by a call.
+
+        >>> import polyq
+        >>> spec = polyq.parse("y[i, j] += a[i, k] * b[k, j]", a=("f32", ("m", 64)), b=("f32", (64, 64)))
+        >>> kernel = polyq.build(spec)
+        >>> kernel.at(m=1) is kernel, kernel.at(m=100) is kernel
+        (True, False)
+        """
+        if self._ladder is None or self._ladder.param not in params:
+            return self
+        return self._rung(self._ladder.rung(params[self._ladder.param]))
+
+    def _executable_for(self, params: Params) -> Executable:
+        assert self._ladder is not None
+        rung = self._ladder.rung(params[self.executable.signature.params.index(self._ladder.param)])
+        found = self._rungs.get(rung)
+        return (self._rung(rung) if found is None else found).executable
+
+    def _rung(self, rung: int) -> Kernel:
+        with self._climbing:
+            if rung not in self._rungs:
+                assert self._climb is not None
+                made = self._climb(rung)
+                # what was bound is packed once: a rung that would pack it otherwise cannot serve
+                same = made._plan.prologue == self._plan.prologue and made.executable.spec == self.executable.spec
+                self._rungs[rung] = made if same else self
+            return self._rungs[rung]
 
     # ---- facts
     @property
@@ -74,7 +124,7 @@ class Kernel:
     @cached_property
     def schedule(self) -> Schedule:
         """The schedule; made again if the kernel came from the cache."""
-        return make_schedule(self.spec, self.numerics, self.target)
+        return make_schedule(self.spec, self.numerics, self.target, self._asked.get("constants", ()), self.sizes)
 
     @cached_property
     def certificate(self) -> Certificate:
@@ -93,7 +143,7 @@ class Kernel:
         """
         from polyq.affine import bounds
 
-        found = list(bounds.error_bound(self.spec, self.executable.signature.by_name(args, named)))
+        found = list(bounds.error_bound(self.spec, self._signature.by_name(args, named)))
         if self.numerics == "strict":
             found = [np.zeros_like(bound) for bound in found]
         return collect(self.spec, found)
@@ -108,15 +158,23 @@ class Kernel:
             self._refuse_constants(args, named)
         return self.executable.call(args, named, out, self.threads)
 
+    @cached_property
+    def _signature(self) -> Signature:
+        return Signature(self.spec)
+
     def _refuse_constants(self, args: Sequence[object], named: Mapping[str, object]) -> None:
-        given = [n for n in self.constants if n in self.executable.signature.by_name(args, named)]
+        given = [n for n in self.constants if n in self._signature.by_name(args, named)]
         what = f"got {', '.join(given)} in a call" if given else "none was bound"
         example = ", ".join(f"{n}={n}" for n in self.constants)
         names = ", ".join(self.constants)
         raise ArgumentError(f"{names}: constants of this kernel, {what}; use kernel.bind({example})")
 
     def bind(self, /, **arrays: object) -> Bound:
-        """Return a callable that holds a snapshot of some inputs, checked and laid out once."""
+        """Return a callable that holds a snapshot of some inputs, checked and laid out once.
+
+        Where another layout of what is bound pays, the callable runs a variant of the kernel, built at the first such
+        call of ``bind``; the snapshot then holds the packed tensors alone.
+        """
         unknown = [name for name in arrays if name not in self.spec.input_names]
         if unknown:
             raise ArgumentError(
@@ -125,9 +183,31 @@ class Kernel:
         missing = [name for name in self.constants if name not in arrays]
         if missing:
             raise ArgumentError(f"bind: {', '.join(missing)}: declared in constants=, and so bound here; it is missing")
-        held = {name: aligned_copy(self.spec.tensor(name), value) for name, value in arrays.items()}
+        kernel = self._variant(tuple(name for name in self.spec.input_names if name in arrays))
+        return Bound(kernel, kernel.hold(arrays))
+
+    def _variant(self, names: tuple[str, ...]) -> Kernel:
+        """Return the kernel for these bound inputs: this one, unless an automatic schedule would prepare some."""
+        if names == self.constants or not isinstance(self._program, Spec) or not _worth_preparing(self.spec, names):
+            return self
+        if names not in self._variants:
+            made = _rebuild(self._program, {**self._asked, "constants": names})
+            self._variants[names] = made if made.executable.spec is not made.spec else self
+        return self._variants[names]
+
+    def hold(self, arrays: Mapping[str, object]) -> dict[str, Array]:
+        """Return what a bound callable keeps of some inputs: copies, and prepared tensors in place of others."""
+        kept = set(self.executable.spec.input_names)
+        tensors = {name: self.spec.tensor(name) for name in arrays}
+        # what only the prologue reads need not be copied first
+        held = {n: aligned_copy(t, arrays[n]) if n in kept else dense_storage(t, arrays[n]) for n, t in tensors.items()}
         bound_params(self.spec, held)
-        return Bound(self, held)
+        if self._plan.prologue is None:
+            return held
+        if self._prologue is None:
+            raise self.executable.cannot_run()
+        made = prepare(self.spec, self._plan, self._prologue, held, self.threads)
+        return {**made, **{name: array for name, array in held.items() if name in kept}}
 
     def benchmark(
         self,
@@ -175,19 +255,22 @@ def _rebuild(program: Spec | Schedule, options: dict[str, Any]) -> Kernel:
 
 
 class Bound:
-    """A kernel with a snapshot of some of its inputs; call it with the others, by name or position."""
+    """A kernel with a snapshot of some of its inputs; call it with the others, by name or position.
+
+    ``kernel`` is the one that runs: a variant for what is bound, if there is one.
+    """
 
     def __init__(self, kernel: Kernel, held: dict[str, Array]) -> None:
         self.kernel = kernel
         self._held = held
-        names = kernel.spec.input_names
-        self._free = tuple(at for at, name in enumerate(names) if name not in held)
-        self._template: list[object] = [held.get(name) for name in names]
+        self._names = kernel.executable.spec.input_names
+        self._free = tuple(at for at, name in enumerate(self._names) if name not in held)
+        self._template: list[object] = [held.get(name) for name in self._names]
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """The tensors that a call still takes, in order."""
-        return tuple(self.kernel.inputs[at] for at in self._free)
+        return tuple(self.kernel.spec.tensor(self._names[at]) for at in self._free)
 
     @property
     def nbytes(self) -> int:
@@ -209,7 +292,7 @@ class Bound:
         values = self._template.copy()
         for at, value in zip(self._free, args):  # noqa: B905 - the named ones follow
             values[at] = value
-        names = self.kernel.spec.input_names
+        names = self._names
         for at in self._free[len(args) :]:
             if names[at] not in named:
                 return None
@@ -218,13 +301,13 @@ class Bound:
 
     def _merged(self, args: Sequence[object], named: Mapping[str, object]) -> dict[str, object]:
         """Return all arguments by name; whatever is given twice or too much is refused."""
-        names = tuple(self.kernel.spec.input_names[at] for at in self._free)
+        names = tuple(self._names[at] for at in self._free)
         if len(args) > len(names):
             raise ArgumentError(
                 f"{len(args)} arguments given by position: expected at most {len(names)} "
-                f"({', '.join(names) or 'none'}); bound are {', '.join(self._held)}"
+                f"({', '.join(names) or 'none'}); bound are {', '.join(self._bound)}"
             )
-        again = [name for name in named if name in self._held]
+        again = [name for name in named if name in self.kernel.spec.input_names and name not in names]
         if again:
             raise ArgumentError(f"{', '.join(again)}: bound already; bind anew for other values")
         twice = [name for name in names[: len(args)] if name in named]
@@ -232,13 +315,24 @@ class Bound:
             raise ArgumentError(f"{', '.join(twice)}: given by position and by name")
         return {**self._held, **dict(zip(names, args, strict=False)), **named}
 
+    @property
+    def _bound(self) -> list[str]:
+        free = {self._names[at] for at in self._free}
+        return [name for name in self.kernel.spec.input_names if name not in free]
+
     def __repr__(self) -> str:
         held = ", ".join(f"{name} {array.nbytes} B" for name, array in self._held.items())
-        return f"{self.kernel!r}\n  bound        {held}"
+        packed = f"{', '.join(self._bound)}, packed as " if list(self._held) != self._bound else ""
+        return f"{self.kernel!r}\n  bound        {packed}{held}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebind, (self.kernel, self._held)
+        return Bound, (self.kernel, self._held)
 
 
-def _rebind(kernel: Kernel, held: dict[str, Array]) -> Bound:
-    return kernel.bind(**held)
+#: bytes from which another layout of a bound input may be worth a build of its own
+_LEAST_PREPARED = 1 << 16
+
+
+def _worth_preparing(spec: Spec, names: tuple[str, ...]) -> bool:
+    fixed = [t for t in map(spec.tensor, names) if all(e.is_constant for e in t.extents)]
+    return any(prod(storage_shape(t, {})) >= _LEAST_PREPARED for t in fixed)

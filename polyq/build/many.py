@@ -215,13 +215,16 @@ class _Workers:
         """End all processes: an interrupt lets them end their compilers and sweep what they have begun."""
         with self._lock:
             self._ended = True
+        for patience in (2.0, 3.0):  # again: an interrupt inside of a callback of C is lost
+            for process in self._all:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGINT)
+            end = time.monotonic() + patience
+            for process in self._all:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, end - time.monotonic()))
         for process in self._all:
             if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-        for process in self._all:
-            try:
-                process.wait(5.0)
-            except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
             for stream in (process.stdin, process.stdout):
@@ -260,4 +263,8 @@ def serve() -> None:
                 build(program, **options)
             _send(replies, b"")
     except (EOFError, KeyboardInterrupt, BrokenPipeError):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for thread in [t for t in threading.enumerate() if t is not threading.current_thread()]:
+            discard_of({c for c in (thread.ident, threading.get_ident()) if c is not None})
+            thread.join(2.0)  # it sweeps what its compiler left
         os._exit(0)

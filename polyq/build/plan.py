@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import polyq.emit
 from polyq.affine.errors import ScheduleError
-from polyq.affine.spec import Spec
+from polyq.affine.spec import Spec, Tensor
 from polyq.build import cache
 from polyq.emit.module import Module
 from polyq.schedule.target import detect_machine
@@ -33,11 +33,16 @@ _log = logging.getLogger("polyq")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A printed program: its module, the decisions as text, and one line about its certificate."""
+    """A printed program: its module, the decisions as text, and one line about its certificate.
+
+    Where tensors are ``prepared`` when inputs are bound, ``prologue`` computes them, and ``module`` reads them.
+    """
 
     module: Module
     explanation: str
     proof: str
+    prologue: Module | None = None
+    prepared: tuple[Tensor, ...] = ()
 
 
 _phases: ContextVar[list[tuple[str, float]] | None] = ContextVar("polyq_phases", default=None)
@@ -65,73 +70,97 @@ def phases() -> Generator[list[tuple[str, float]]]:
         _phases.reset(token)
 
 
-def make_schedule(spec: Spec, numerics: str, target: str) -> Schedule:
+def make_schedule(
+    spec: Spec, numerics: str, target: str, constants: tuple[str, ...] = (), sizes: Mapping[str, int] | None = None
+) -> Schedule:
     """Return the automatic schedule; the same arguments give the same one."""
     from polyq.schedule import Schedule
 
     with phase("schedule"):
-        return Schedule.auto(spec, numerics=numerics, target=target)
+        return Schedule.auto(spec, numerics=numerics, target=target, constants=constants, sizes=sizes)
 
 
 def make_plan(
-    program: Spec | Schedule, numerics: str, target: str, compiling: Callable[[Module], None] = lambda module: None
+    program: Spec | Schedule,
+    numerics: str,
+    target: str,
+    constants: tuple[str, ...] = (),
+    sizes: Mapping[str, int] | None = None,
+    compiling: Callable[[Module], None] = lambda module: None,
 ) -> tuple[Plan, Schedule | None, Certificate | None]:
     """Return the plan of a program; its schedule and certificate come along if they had to be made.
 
-    ``compiling`` gets the module as soon as it is printed, so that the compiler runs beside the proof; where the proof
-    fails, this raises, or calls it again with the module of the plain order.
+    ``compiling`` gets each module as soon as it is printed, so that the compiler runs beside the proof; where the proof
+    fails, this raises, or calls it again with the modules of the plain order.
     """
-    key = memo_key(program, numerics, target)
+    key = memo_key(program, numerics, target, constants, sizes or {})
     memo = cache.read_memo(key) if key else None
     if memo is not None:
         _log.debug("plan: from the cache")
         return _plan_from(memo), None, None
     from polyq.schedule.auto import checked, choose
 
-    with phase("schedule"):
-        schedule = choose(program, numerics, target) if isinstance(program, Spec) else program
-    module = _emitted(schedule, compiling)
+    if isinstance(program, Spec):
+        with phase("schedule"):
+            schedule = choose(program, numerics, target, frozenset(constants), sizes or {})
+    else:
+        schedule = program
+    modules = _emitted(schedule, compiling)
     with phase("certificate"):
         proven = checked(schedule) if isinstance(program, Spec) else schedule
         certificate = proven.certificate()
     if not certificate.ok:
         raise ScheduleError(f"the schedule does not compute the spec; please report this: {certificate}", certificate)
-    if module is None or proven is not schedule:
-        schedule, module = proven, _emitted(proven, compiling)
-    assert module is not None  # an error while a proven schedule is printed is raised
-    plan = Plan(module, schedule.explain(), str(certificate).partition("\n")[0])
+    if modules is None or proven is not schedule:
+        schedule, modules = proven, _emitted(proven, compiling)
+    assert modules is not None  # an error while a proven schedule is printed is raised
+    module, prologue = modules
+    kept = () if prologue is None else schedule.plan.prepared
+    prepared = tuple(schedule.plan.spec.tensor(name) for name in kept)
+    plan = Plan(module, schedule.explain(), str(certificate).partition("\n")[0], prologue, prepared)
     if key:
         cache.write_memo(key, dataclasses.asdict(plan))
     return plan, schedule, certificate
 
 
-def _emitted(schedule: Schedule, compiling: Callable[[Module], None]) -> Module | None:
-    """Return the module and begin to compile it; ``None`` where an illegal schedule could not even be printed."""
+def _emitted(schedule: Schedule, compiling: Callable[[Module], None]) -> tuple[Module, Module | None] | None:
+    """Print the modules and begin to compile them; ``None`` where an illegal schedule could not even be printed."""
     try:
         with phase("emit"):
-            module = polyq.emit.generate(schedule)
+            module, prologue = polyq.emit.generate(schedule), polyq.emit.generate_prologue(schedule)
     except Exception:
         if schedule.certificate().ok:
             raise
         return None  # the certificate says what is wrong with it
-    compiling(module)
-    return module
+    for printed in (module, prologue):
+        if printed is not None:
+            compiling(printed)
+    return module, prologue
 
 
 def _plan_from(memo: dict[str, Any]) -> Plan:
-    m: dict[str, Any] = memo["module"]
+    prologue = None if memo["prologue"] is None else _module_from(memo["prologue"])
+    prepared = tuple(Tensor(t["name"], t["dtype"], tuple(t["shape"])) for t in memo["prepared"])
+    return Plan(_module_from(memo["module"]), memo["explanation"], memo["proof"], prologue, prepared)
+
+
+def _module_from(m: dict[str, Any]) -> Module:
     lists = (tuple[str, ...](m[name]) for name in ("buffers", "params", "flags", "features"))
-    return Plan(Module(m["entry"], m["source"], *lists), memo["explanation"], memo["proof"])
+    return Module(m["entry"], m["source"], *lists)
 
 
-def memo_key(program: Spec | Schedule, numerics: str, target: str) -> str | None:
+def memo_key(
+    program: Spec | Schedule, numerics: str, target: str, constants: tuple[str, ...], sizes: Mapping[str, int]
+) -> str | None:
     """Return the key of the program's memo, or ``None`` for one that has no canonical text."""
     try:
         text = canonical(program)
     except TypeError as error:
         _log.debug("plan: no memo, %s", error)
         return None
-    return cache.digest("memo", text, numerics, target, canonical(detect_machine()), cache.source_digest())
+    machine = canonical(detect_machine())
+    asked = (numerics, target, constants, sorted(sizes.items()))
+    return cache.digest("memo", text, asked, machine, cache.source_digest())
 
 
 def canonical(value: object) -> str:

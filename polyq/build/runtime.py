@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,11 @@ from polyq.build.cache import Unwanted, find_library
 from polyq.build.compiler import Stop, find_compiler
 from polyq.build.locks import ForkLock
 
-__all__ = ["shared_runtime", "start_runtime"]
+__all__ = ["end_runtime", "shared_runtime", "start_runtime"]
 
 _guard = ForkLock()
 _loaded: Any = None
+_begun: list[tuple[Stop, threading.Thread]] = []
 
 
 def shared_runtime(stop: Stop | None = None) -> Any:
@@ -35,13 +35,13 @@ def shared_runtime(stop: Stop | None = None) -> Any:
         return _loaded
 
 
-def start_runtime() -> Callable[[], None]:
-    """Begin to make the runtime in a thread, beside the scheduling of a first build; return what ends that.
+def start_runtime() -> None:
+    """Begin to make the runtime in a thread, beside the scheduling of a first build; :func:`end_runtime` ends that.
 
     Where it fails, :func:`shared_runtime` meets the same failure and says so.
     """
     if _loaded is not None:
-        return lambda: None
+        return
 
     stop = Stop()
 
@@ -50,10 +50,14 @@ def start_runtime() -> Callable[[], None]:
             shared_runtime(stop)
 
     thread = threading.Thread(target=make, name="polyq runtime", daemon=True)
+    _begun.append((stop, thread))  # before it starts: an interrupt may come while it does
     thread.start()
 
-    def end() -> None:
-        stop()
-        thread.join(5.0)
 
-    return end
+def end_runtime() -> None:
+    """End the compile that :func:`start_runtime` began, if it is not over."""
+    for stop, thread in _begun:
+        stop()
+        if thread.ident is not None:
+            thread.join(5.0)
+    _begun.clear()

@@ -104,15 +104,17 @@ def measure(
         raise ArgumentError(f"benchmark: expected {wanted}, got {', '.join(params) or 'none'}")
     first = {n: aligned_copy(spec.tensor(n), a) for n, a in random_arrays(spec, params, seed).items()}
     values = tuple(params[name] for name in spec.params)
-    inputs = [first[name] for name in spec.input_names]
+    call = kernel.executable.spec
+    first = {**first, **kernel.hold({n: first[n] for n in kernel.constants})}
+    inputs = [first[name] for name in call.input_names]
     outputs = kernel.executable.results.fresh(inputs, values)
     size = sum(a.nbytes for a in (*inputs, *outputs))
     copies = _copies(size) if cold else 1
     sets: list[tuple[list[Array], list[Array]]] = [(inputs, outputs)]
     for _ in range(copies - 1):
-        more = [aligned_copy(spec.tensor(n), first[n]) for n in spec.input_names]
+        more = [aligned_copy(call.tensor(n), first[n]) for n in call.input_names]
         sets.append((more, [np.array(a) for a in outputs]))
-    run, limit = kernel.executable.run, threads or kernel.threads
+    run, limit = kernel.at(**params).executable.run, threads or kernel.threads
     times: list[float] = []
     started = time.perf_counter()
     while not _enough(len(times), repeats, time.perf_counter() - started, seconds):

@@ -8,17 +8,18 @@ counts. The certificate judges the outcome; if it were ever refused, the plain o
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from math import prod
 
 from polyq.affine.dtypes import info, is_float
 from polyq.affine.errors import ScheduleError
-from polyq.affine.expr import FloorDiv
+from polyq.affine.expr import Affine, FloorDiv
 from polyq.affine.rewrite import inlinable
 from polyq.affine.scalar import Apply, walk
 from polyq.affine.spec import Op, Spec
 from polyq.schedule.axes import widest_dtype
 from polyq.schedule.cores import schedule_core
-from polyq.schedule.draft import UNKNOWN_EXTENT, Draft, plain_dim, size_of, work_of
+from polyq.schedule.draft import Draft, plain_dim, size_of, typical, work_of
 from polyq.schedule.groups import Group, group_of
 from polyq.schedule.legality import is_carried
 from polyq.schedule.rows import schedule_dots, schedule_plain, schedule_rows
@@ -33,14 +34,24 @@ DIVIDED_WORK = 1 << 18
 _COSTLY = frozenset({"exp", "log", "tanh", "erf", "sqrt", "div"})
 
 
-def automatic(spec: Spec, numerics: str, target: str) -> Schedule:
-    """Return the schedule that the counts favour, with its certificate."""
-    return checked(choose(spec, numerics, target))
+def automatic(
+    spec: Spec, numerics: str, target: str, constants: frozenset[str], sizes: Mapping[str, int]
+) -> Schedule:
+    """Return the schedule that the counts favour, with its certificate.
+
+    ``constants`` are inputs whose layout is free; ``sizes`` are typical values of parameters.
+    """
+    return checked(choose(spec, numerics, target, constants, sizes))
 
 
-def choose(spec: Spec, numerics: str, target: str) -> Schedule:
+def choose(spec: Spec, numerics: str, target: str, constants: frozenset[str], sizes: Mapping[str, int]) -> Schedule:
     """Return the schedule that the counts favour, unproven: for a caller that has work to do beside the proof."""
-    draft = Draft(spec, numerics, Target.named(target))
+    with typical(sizes):
+        return _chosen(spec, numerics, target, constants)
+
+
+def _chosen(spec: Spec, numerics: str, target: str, constants: frozenset[str]) -> Schedule:
+    draft = Draft(spec, numerics, Target.named(target), constants)
     inline_producers(draft)
     separate_groups(draft)
     handled: set[str] = set()
@@ -106,7 +117,8 @@ def _assumed(spec: Spec, writer: Op, tensor: str) -> str:
     """Say what unknown sizes were counted as, where there are some."""
     ops = (writer, *spec.readers(tensor))
     unknown = sorted({p for op in ops for e in op.extents for p in e.params()})
-    return f" (with {', '.join(unknown)} counted as {UNKNOWN_EXTENT})" if unknown else ""
+    counted = ", ".join(f"{p} counted as {size_of(Affine.param(p))}" for p in unknown)
+    return f" (with {counted})" if unknown else ""
 
 
 def separate_groups(draft: Draft) -> None:

@@ -23,6 +23,7 @@ from polyq.schedule.dataflow import compare, forget, nest_flow, original_flow
 from polyq.schedule.legality import OPERATIONS, out_of_bounds, races
 from polyq.schedule.loopnest import LoopNest
 from polyq.schedule.naive import tensor_buffers
+from polyq.schedule.prologue import prologue_problem
 from polyq.schedule.readback import Program, Statement, read_back
 from polyq.schedule.reductions import check_reductions
 from polyq.schedule.witness import Violation, mark
@@ -162,6 +163,9 @@ def _buffers(spec: Spec, program: Program) -> Iterator[Violation]:
         if b.kind == "scratch" and not all(e.is_constant for e in b.shape):
             shape = ", ".join(map(str, b.shape))
             yield Violation("buffer", f"scratch {b.name}[{shape}] has no constant size", nest=str(nest))
+    problem = prologue_problem(nest)
+    if problem is not None:
+        yield Violation("buffer", problem, nest=str(nest))
     for position, s in enumerate(program.statements):
         if s.target.buffer.kind == "input":
             where = mark(nest, statement=position + 1)

@@ -8,7 +8,8 @@ from polyq.affine.spec import Op
 from polyq.schedule.axes import share_among_threads
 from polyq.schedule.draft import Draft, plain_dim, size_of, work_of
 from polyq.schedule.groups import Group, Member, is_contraction
-from polyq.schedule.sums import arrange, distribute, hoist, pack_panel, panels_of, sum_in_lanes
+from polyq.schedule.layouts import AHEAD, pack_constants
+from polyq.schedule.sums import arrange, distribute, pack_panel, panels_of, sum_in_lanes, sum_in_words
 from polyq.schedule.tiles import Tile, choose_tile
 
 __all__ = ["schedule_core"]
@@ -24,11 +25,13 @@ def schedule_core(draft: Draft, root: Op, group: Group) -> None:
         _scalar_core(draft, root, group, extra)
         return
     follows = member.dims(main.name)
-    panels = panels_of(draft, main, tile)
+    panels = [load for load in panels_of(draft, main, tile) if load.tensor not in tile.free]
     at, lane_axis = _tile_root(draft, root, main, tile, follows, bool(panels))
     draft.note(f"{main.target}: {tile}")
     secondary = [n for m in group.members for n in m.ops if n != main.name] + extra
-    parts = sum_in_lanes(draft, main, tile) if tile.reduced else hoist(draft, main.name)
+    if tile.free:
+        pack_constants(draft, main.name, [main.name, *secondary], tile.dim, tile.words)
+    parts = sum_in_lanes(draft, main, tile) if tile.reduced else sum_in_words(draft, main.name, tile)
     _place_core(draft, root, at, [*parts, main.name], tile, follows)
     for name in secondary:
         _place_secondary(draft, root, at, name, tile, lane_axis, main)
@@ -113,7 +116,8 @@ def _place_core(draft: Draft, root: Op, at: str, names: list[str], tile: Tile, f
 def _host(draft: Draft, root: Op, at: str, name: str, names: list[str], tile: Tile) -> tuple[str, str]:
     """An inner sum that keeps reduced dims of its reader stands at the innermost of these; all else at the tile."""
     target = draft.spec.op(name).target
-    inside = {f"{tile.dim}{part}" for part in "lhu"}  # lanes and unrolled copies, not loops
+    stem = tile.words.along if tile.words else tile.dim
+    inside = {f"{stem}{part}" for part in "lhu"}  # lanes and unrolled copies, not loops
     for reader in names:
         op = draft.spec.op(reader)
         if op.target != target and any(r.tensor == target for r in op.reads):
@@ -171,6 +175,8 @@ def _hints(draft: Draft, root: Op, names: list[str], tile: Tile, follows: dict[s
         heights[follows[tile.dim]] = tile.lanes * tile.vectors
     for op in map(draft.spec.op, names):
         for load in op.reads:
+            if load.tensor in draft.plan.prepared and load.tensor not in dict(draft.plan.prefetch):
+                draft.do("prefetch", tensor=load.tensor, ahead=AHEAD)
             if load.tensor in dict(draft.plan.prefetch) or not _is_streamed(draft, op, load):
                 continue
             ahead = _tile_step(draft, load, {d: n for d, n in heights.items() if d in root.dims})

@@ -44,8 +44,10 @@ def loop_tree(nest: LoopNest, spec: Spec, *, remainders: bool = False) -> str:
        └─ j 64:  y[i] += a[i, j] * x[j]
     """
     between = [_storage(b) for b in nest.buffers if b.kind == "temp"]
+    kept = [_storage(b) for b in nest.buffers if b.kind == "prepared"]
     items = _Tree(nest, spec, remainders).items(nest.body, _Around(), WIDTH - 3)
-    return "\n".join([*_entries("whole tensors between ops: ", between, WIDTH), *_drawn(items, "")])
+    whole = [*_entries("whole tensors between ops: ", between, WIDTH), *_entries("prepared once: ", kept, WIDTH)]
+    return "\n".join([*whole, *_drawn(items, "")])
 
 
 def byte_size(count: int) -> str:

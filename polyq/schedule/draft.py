@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 from polyq.affine.expr import Affine, Dim
@@ -10,17 +14,34 @@ from polyq.schedule.schedule import Directive
 from polyq.schedule.stages import Plan
 from polyq.schedule.target import Target
 
-__all__ = ["UNKNOWN_EXTENT", "Draft", "plain_dim", "size_of"]
+__all__ = ["UNKNOWN_EXTENT", "Draft", "is_weighed", "plain_dim", "size_of", "typical"]
 
-#: what a symbolic extent counts as where extents are weighed
+#: what a symbolic extent counts as where extents are weighed and no typical size is given
 UNKNOWN_EXTENT = 64
+_sizes: ContextVar[Mapping[str, int]] = ContextVar("polyq_sizes", default=MappingProxyType({}))
+
+
+@contextmanager
+def typical(sizes: Mapping[str, int]) -> Generator[None]:
+    """Weigh parameters as these sizes inside; what is chosen stays right for all others."""
+    token = _sizes.set(dict(sizes))
+    try:
+        yield
+    finally:
+        _sizes.reset(token)
+
+
+def is_weighed(e: Affine) -> bool:
+    """Whether an extent is a number, or every parameter in it has a typical size."""
+    return not e.dims() and e.params() <= _sizes.get().keys()
 
 
 class Draft:
     """Applies directives one after another; ``mark`` and ``back`` undo an attempt."""
 
-    def __init__(self, spec: Spec, numerics: str, target: Target) -> None:
+    def __init__(self, spec: Spec, numerics: str, target: Target, constants: frozenset[str] = frozenset()) -> None:
         self.plan = Plan.of(spec)
+        self.constants = constants  # inputs whose layout is free
         self.numerics, self.target = numerics, target
         self.directives: list[Directive] = []
         self.notes: list[str] = []
@@ -64,10 +85,11 @@ class Draft:
 
 
 def size_of(e: Affine) -> int:
-    """Return an extent as a number to weigh: symbolic ones count as :data:`UNKNOWN_EXTENT`."""
+    """Return an extent as a number to weigh: parameters count as their typical size."""
     if e.is_constant:
         return max(e.const, 0)
-    return max(1, e.evaluate(dict.fromkeys(e.dims(), UNKNOWN_EXTENT), dict.fromkeys(e.params(), UNKNOWN_EXTENT)))
+    params = {p: _sizes.get().get(p, UNKNOWN_EXTENT) for p in e.params()}
+    return max(1, e.evaluate(dict.fromkeys(e.dims(), UNKNOWN_EXTENT), params))
 
 
 def plain_dim(e: Affine) -> str | None:

@@ -22,8 +22,10 @@ LOOP_KINDS = ("serial", "parallel", "unroll", "vector")
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Storage: ``kind`` is ``input``, ``output``, ``inout``, ``temp`` (a whole intermediate tensor) or ``scratch``.
+    """Storage.
 
+    ``kind`` is ``input``, ``output``, ``inout``, ``temp`` (a whole intermediate tensor), ``prepared`` (one that stays
+    between calls, see :mod:`polyq.schedule.prologue`) or ``scratch``.
     ``shape`` is in elements; scratch has constant extents. ``scratch`` lives as long as its scope's iteration and is
     private to the thread that runs it; its cells hold nothing at the start.
     """

@@ -98,10 +98,15 @@ class _Lowering:
 
     def nest(self) -> LoopNest:
         body: list[Loop | Guard | Scope | Assign] = []
-        for op in self.spec.ops:
+        kept = self.plan.prepared
+        for op in sorted(self.spec.ops, key=lambda op: op.target not in kept):  # what is prepared comes first
             if self.stages[op.name].at is None:
                 body += self._stage(op, Frame(), Region(tuple(Affine(0) for _ in op.dims), op.extents))
-        buffers = tuple(b for b in tensor_buffers(self.spec) if b.name not in self.local_tensors)
+        buffers = tuple(
+            replace(b, kind="prepared") if b.name in kept else b
+            for b in tensor_buffers(self.spec)
+            if b.name not in self.local_tensors
+        )
         return LoopNest(self.spec.name, self.spec.params, buffers, tidy(tuple(body), {}))
 
     # ---- one stage

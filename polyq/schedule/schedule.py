@@ -92,12 +92,22 @@ class Schedule:
         return Schedule(spec, numerics, target)
 
     @staticmethod
-    def auto(spec: Spec, numerics: str = "reassoc", target: str = "native") -> Schedule:
-        """Return the schedule that the cost model chooses; :meth:`explain` says why."""
+    def auto(
+        spec: Spec,
+        numerics: str = "reassoc",
+        target: str = "native",
+        constants: Sequence[str] = (),
+        sizes: Mapping[str, int] | None = None,
+    ) -> Schedule:
+        """Return the schedule that the cost model chooses; :meth:`explain` says why.
+
+        ``constants`` are inputs that will be bound: they may be prepared in another layout. ``sizes`` are typical
+        values of parameters, for which the schedule is made fast; it is right for all values.
+        """
         from polyq.schedule.auto import automatic  # it builds schedules
 
         plain = Schedule(spec, numerics, target)  # refuses what is none
-        return automatic(plain.spec, numerics, target)
+        return automatic(plain.spec, numerics, target, frozenset(constants), sizes or {})
 
     # ---- derived
     @cached_property
@@ -245,6 +255,17 @@ class Schedule:
     def stream(self, tensor: str) -> Schedule:
         """Store ``tensor`` past the cache."""
         return self._with("stream", tensor=tensor)
+
+    def prepare(self, tensor: str) -> Schedule:
+        """Compute a temporary once, when ``bind`` is given the inputs that it comes from."""
+        return self._with("prepare", tensor=tensor)
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """The inputs that prepared tensors come from: a kernel of this schedule takes them by ``bind``."""
+        spec, kept = self.plan.spec, self.plan.prepared
+        read = {r.tensor for op in spec.ops if op.target in kept for r in op.reads}
+        return tuple(name for name in spec.input_names if name in read)
 
     # ---- to look at
     def __str__(self) -> str:

@@ -85,12 +85,16 @@ def _fresh(taken: set[str], stem: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A rewritten spec and a stage for each of its ops, with hints that carry no meaning of their own."""
+    """A rewritten spec and a stage for each of its ops, with hints that carry no meaning of their own.
+
+    ``prepared`` names temporaries that are computed once, from inputs that ``bind`` is given.
+    """
 
     spec: Spec
     stages: tuple[Stage, ...]
     prefetch: tuple[tuple[str, int], ...] = ()
     stream: tuple[str, ...] = ()
+    prepared: tuple[str, ...] = ()
 
     @staticmethod
     def of(spec: Spec) -> Plan:

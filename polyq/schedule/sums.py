@@ -12,12 +12,13 @@ from polyq.affine.spec import Op
 from polyq.affine.sums import dims_of, hoistable, monomials
 from polyq.schedule.axes import share_among_threads
 from polyq.schedule.draft import Draft, plain_dim, size_of
+from polyq.schedule.layouts import scale_partner
 from polyq.schedule.tiles import Tile, packable
 
 #: unrolled copies of lanes for a reduction that has no other independent sums: they hide the latency of an addition
 CHAINS = 4
 
-__all__ = ["arrange", "distribute", "hoist", "pack_panel", "panels_of", "sum_in_lanes"]
+__all__ = ["arrange", "distribute", "hoist", "pack_panel", "panels_of", "sum_in_lanes", "sum_in_words"]
 
 
 def distribute(draft: Draft, name: str) -> list[str]:
@@ -71,6 +72,25 @@ def hoist(draft: Draft, name: str) -> list[str]:
     draft.do("factor", op=name, inner=tuple(inner))
     draft.note(f"{name}: factors that are constant over {', '.join(inner)} leave the inner sum")
     return [o.name for o in draft.spec.ops if o.name not in before]
+
+
+def sum_in_words(draft: Draft, name: str, tile: Tile) -> list[str]:
+    """Prepare a reduction whose lanes lie along the result: words taken apart, factors moved out; return new ops."""
+    if tile.words is None:
+        return hoist(draft, name)
+    before = {o.name for o in draft.spec.ops}
+    k, fields = tile.words.along, tile.words.fields
+    draft.do("split_dim", op=name, dim=k, factor=fields, outer=f"{k}b", inner=f"{k}u")
+    part = name
+    if draft.relaxed and tile.vectors * prod(n for _, n in tile.unroll) < 2 * CHAINS:  # two sums a row hide the latency
+        draft.do("split_dim", op=name, dim=f"{k}u", factor=fields // 2, outer=f"{k}h", inner=f"{k}u")
+        scale_partner(draft, name, draft.plan.prepared, tile.words)
+        draft.do("partial_sums", op=name, keep=(f"{k}h",), outer=True)
+        part = next(o.name for o in draft.spec.ops if o.name not in before and o.reduce is not None)
+    else:
+        scale_partner(draft, name, draft.plan.prepared, tile.words)
+    hoist(draft, part)
+    return [o.name for o in draft.spec.ops if o.name not in before and not draft.plan.stage(o.name).kinds]
 
 
 def sum_in_lanes(draft: Draft, op: Op, tile: Tile) -> list[str]:
@@ -201,13 +221,17 @@ def arrange(draft: Draft, name: str, tile: Tile | None) -> None:
         axes[axes.index(tile.dim)] = f"{tile.dim}b"
         lane = f"{tile.dim}v"
         axes.append(lane)
-    steps = (f"{tile.dim}h", f"{tile.dim}u") if tile is not None else ("", "")
+    stem = "" if tile is None else tile.words.along if tile.words else tile.dim
+    steps = (f"{stem}h", f"{stem}u") if tile is not None else ("", "")
     folds = lane is not None and lane in op.reduced
     serial = [a for a in axes if a in op.reduced and a not in (lane, *steps)]
     result = [a for a in axes if a not in op.reduced and a not in (lane, *steps)]
     middle = [a for a in axes if a in steps]
     spread = tile is not None and tile.fields == 1 and steps[1] in op.reduced and not folds
     order = [*serial, *middle, *result] if spread else [*serial, *result, *middle]
+    if tile is not None and tile.words is not None:  # a field of each word in turn, all results inside
+        block = [a for a in result if a == f"{tile.dim}b"]
+        order = [*serial, *middle, *(a for a in result if a not in block), *block]
     draft.order(name, [*order, *([lane] if lane else [])])
     for a in [*result, *middle]:
         if tile is not None:

@@ -13,7 +13,8 @@ from itertools import combinations
 from polyq.affine import dtypes
 from polyq.affine.scalar import Cast, Load, Scalar, walk
 from polyq.affine.spec import Op, Spec
-from polyq.schedule.draft import Draft, plain_dim, size_of
+from polyq.schedule.draft import Draft, is_weighed, plain_dim, size_of
+from polyq.schedule.layouts import Words, free_operands, lane_axis, tile_rows, words_of
 
 __all__ = ["Tile", "choose_tile", "packable", "stride"]
 
@@ -39,11 +40,19 @@ class Tile:
     unroll: tuple[tuple[str, int], ...]
     fields: int
     cost: float
+    words: Words | None = None
+    free: frozenset[str] = frozenset()
+
+    @property
+    def rows(self) -> int:
+        """Lanes of the result side by side."""
+        return self.lanes * self.vectors
 
     def __str__(self) -> str:
         unrolled = ", ".join(f"{d} by {n}" for d, n in self.unroll) or "nothing else"
         kind = "partial sums along" if self.reduced else "lanes along"
-        more = f", {self.fields} fields a lane" if self.fields > 1 else ""
+        fields = self.words.fields if self.words else self.fields
+        more = f", {fields} fields a lane" if fields > 1 else ""
         shape = f"{self.vectors} x {self.lanes}{more}"
         return f"{kind} {self.dim} ({shape}), unroll {unrolled}: {self.cost:.2f} loads a multiply-add"
 
@@ -86,6 +95,8 @@ def choose_tile(draft: Draft, op: Op, single: frozenset[str] = frozenset()) -> T
 def _tiles(draft: Draft, op: Op, dim: str, reduced: bool, lanes: int, others: list[str]) -> list[Tile]:
     budget = draft.target.registers - 4
     fields = _fields(draft.spec, op, dim, lanes) if reduced else 1
+    free = frozenset[str]() if reduced else _free(draft, op, dim)
+    words = words_of(draft, op, dim, free) if free else None
     if fields > 1:
         budget = 8
         lanes = _words(size_of(op.extent(dim)), fields, lanes)
@@ -98,12 +109,19 @@ def _tiles(draft: Draft, op: Op, dim: str, reduced: bool, lanes: int, others: li
             if not reduced and vectors * lanes > max(lanes, size_of(op.extent(dim))):
                 continue
             tiles += [
-                _weigh(op, dim, reduced, lanes, vectors, unroll, fields)
+                _weigh(op, dim, reduced, lanes, vectors, unroll, fields, words, free)
                 for unroll in _unrolls(op, dims, budget // vectors)
                 if (fields > 1 or _live(op, dim, vectors, unroll) <= draft.target.registers)
+                and not (free and tile_rows(draft, op.extent(dim)) % (vectors * lanes))
                 and not (reduced and _product(unroll) > STREAMS and _streams(op, dim, unroll) > STREAMS)
             ]
     return tiles
+
+
+def _free(draft: Draft, op: Op, dim: str) -> frozenset[str]:
+    """Operands that can be packed for lanes along ``dim``."""
+    found = free_operands(draft, op) if tile_rows(draft, op.extent(dim)) else frozenset[str]()
+    return frozenset(r.tensor for r in op.reads if r.tensor in found and lane_axis(r, dim) is not None)
 
 
 def _words(size: int, fields: int, lanes: int) -> int:
@@ -148,7 +166,8 @@ def _unrolls(op: Op, dims: tuple[str, ...], budget: int) -> list[tuple[tuple[str
         sizes = [
             n
             for n in (2, 3, 4, 6, 8)
-            if n <= size and (n <= SYMBOLIC_UNROLL if not known else size % n == 0 or size >= 4 * n)
+            if n <= size
+            and (n <= SYMBOLIC_UNROLL if not is_weighed(op.extent(d)) else size % n == 0 or size >= 4 * n)
         ]
         if known and size <= 8:
             sizes.append(size)
@@ -224,26 +243,27 @@ def packable(op: Op, load: Load, dim: str) -> bool:
 
 
 def _weigh(
-    op: Op, dim: str, reduced: bool, lanes: int, vectors: int, unroll: tuple[tuple[str, int], ...], fields: int
-) -> Tile:
+    op: Op, dim: str, reduced: bool, lanes: int, vectors: int, unroll: tuple[tuple[str, int], ...], fields: int,
+    words: Words | None = None, free: frozenset[str] = frozenset(),
+) -> Tile:  # fmt: skip
     """Count vector operations for each multiply-add of the tile."""
     tile = vectors * _product(unroll)
     total = 0.0
     for load in op.reads:
         used = {d for e in load.index for d in e.dims()}
         shared = _product(tuple((d, n) for d, n in unroll if d in used))
-        step = stride(load, dim)
+        step = 1 if load.tensor in free else stride(load, dim)
         narrow = dtypes.info(load.dtype).bits < 32
         each = vectors if step != 0 else 1
         if step == 0:
             cost = SPREAD
         elif step == 1:
-            cost = FIELD * 2 if narrow and fields > 1 else LOAD + (WIDEN if narrow else 0)
+            cost = FIELD * 2 if narrow and (fields > 1 or words) else LOAD + (WIDEN if narrow else 0)
         else:
             cost = COLLECT if reduced or not packable(op, load, dim) else LOAD
         total += cost * shared * each / tile / _steady(op, used)
     total += sum(0.5 * (size_of(op.extent(d)) % n) / max(1, size_of(op.extent(d))) for d, n in unroll)
-    chains = tile * (2 if fields > 1 else 1)
+    chains = tile * (2 if fields > 1 or words else 1)
     latency = max(0.0, 8 / max(chains, 1) - 1) * 0.5
     total += latency
     reduction = 1
@@ -258,4 +278,4 @@ def _weigh(
     ragged = size_of(op.extent(dim)) % (lanes * max(fields, vectors) if reduced else lanes)
     if op.extent(dim).is_constant and ragged:
         total += lanes * vectors / size_of(op.extent(dim))
-    return Tile(dim, reduced, lanes, vectors, unroll, fields, total)
+    return Tile(dim, reduced, lanes, vectors, unroll, fields, total, words, free)

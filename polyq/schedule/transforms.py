@@ -83,6 +83,35 @@ def stream(plan: Plan, tensor: str) -> Plan:
     return replace(plan, stream=tuple(sorted({*plan.stream, tensor})))
 
 
+def prepare(plan: Plan, tensor: str) -> Plan:
+    """Compute a temporary once, when the inputs that it comes from are bound.
+
+    requires: 1. its shape, and the domains of what writes it, are numbers; 2. it comes from inputs that nothing writes
+    and from prepared tensors alone; 3. what writes it stands at the root.
+    """
+    _tensor(plan.spec, tensor)
+    reason = _not_constant(plan, tensor)
+    if reason is not None:
+        raise ScheduleError(f"prepare({tensor!r}): {reason}")
+    return replace(plan, prepared=tuple(sorted({*plan.prepared, tensor})))
+
+
+def _not_constant(plan: Plan, tensor: str) -> str | None:
+    spec = plan.spec
+    steady = {n for n in spec.input_names if n not in spec.output_names} | set(plan.prepared)
+    if tensor not in {t.name for t in spec.temporaries}:
+        return f"{tensor} is an input or an output"
+    for op in spec.writers(tensor):
+        varying = [r.tensor for r in op.reads if r.tensor not in steady]
+        if varying:
+            return f"{op.name} reads {', '.join(varying)}, which a call computes anew"
+        if not all(e.is_constant for e in (*op.extents, *spec.tensor(tensor).extents)):
+            return f"its shape or that of {op.name} depends on a parameter, which a call gives"
+        if plan.stage(op.name).at is not None:
+            return f"{op.name} stands inside {plan.stage(op.name).at}; unfuse it first"
+    return None
+
+
 def _tensor(spec: Spec, name: str) -> None:
     if name not in {t.name for t in spec.all_tensors}:
         raise ScheduleError(f"there is no tensor {name!r}; the spec has {', '.join(t.name for t in spec.all_tensors)}")
@@ -101,9 +130,7 @@ def split_dim(plan: Plan, op: str, dim: str, factor: int, outer: str | None = No
     return plan.with_spec(rewrite.split(plan.spec, op, dim, factor, outer, inner))
 
 
-def partial_sums(
-    plan: Plan, op: str, keep: Sequence[str], tensor: str | None = None, outer: bool = False
-) -> Plan:
+def partial_sums(plan: Plan, op: str, keep: Sequence[str], tensor: str | None = None, outer: bool = False) -> Plan:
     """Reduce in two steps (see :func:`polyq.affine.rewrite.partial_sums`)."""
     plan.stage(op)
     return plan.with_spec(rewrite.partial_sums(plan.spec, op, tuple(keep), tensor, outer))
@@ -171,7 +198,7 @@ def _checked(transform: Callable[..., Plan]) -> Callable[..., Plan]:
 TRANSFORMS: dict[str, Callable[..., Plan]] = {
     f.__name__: _checked(f)
     for f in (
-        split, reorder, mark, fuse, unfuse, prefetch, stream,
+        split, reorder, mark, fuse, unfuse, prefetch, stream, prepare,
         inline, split_dim, partial_sums, distribute, factor, scale_fields, accumulate, copy_of,
     )
 }  # fmt: skip

@@ -1,0 +1,60 @@
+"""Inputs that are bound: prepared tensors computed once, and what a call still takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from polyq.affine.arrays import Array, storage_shape
+from polyq.affine.dtypes import numpy_dtype
+from polyq.affine.spec import Spec, Tensor
+from polyq.build import binding
+from polyq.build.plan import Plan
+
+__all__ = ["aligned_empty", "prepare", "repeated_spec", "sources"]
+
+
+def sources(spec: Spec, plan: Plan) -> tuple[str, ...]:
+    """Return the inputs that prepared tensors are computed from."""
+    read = () if plan.prologue is None else plan.prologue.buffers
+    return tuple(name for name in spec.input_names if name in read)
+
+
+def repeated_spec(spec: Spec, plan: Plan) -> Spec:
+    """Return what a call of the module takes and gives: prepared tensors come in place of those that they replace."""
+    if plan.prologue is None:
+        return spec
+    gone = {name for name in sources(spec, plan) if name not in plan.module.buffers}
+    made = tuple(t for t in plan.prepared if t.name in plan.module.buffers)
+    inputs = (*(t.name for t in made), *(n for n in spec.input_names if n not in gone))
+    return replace(spec, all_tensors=(*spec.all_tensors, *made), input_names=inputs)
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return an array without contents on a cache line of its own (64 bytes)."""
+    count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    memory = np.empty(count + 64, np.uint8)
+    return np.ndarray(shape, dtype, memory, -memory.ctypes.data % 64)
+
+
+def prepare(
+    spec: Spec, plan: Plan, entry: tuple[binding.Entry, Any], arrays: Mapping[str, Array], threads: int
+) -> dict[str, Array]:
+    """Run the prologue on dense inputs in storage form; return the prepared tensors."""
+    assert plan.prologue is not None
+    made = {t.name: _fresh(t) for t in plan.prepared}
+    every = {**arrays, **made}
+    names = plan.prologue.buffers
+    shown = binding.ffi().from_buffer
+    buffers = binding.pointers(len(names))([shown(every[name]) for name in names])
+    call, runtime = entry
+    if call(runtime, buffers, binding.integers([]), threads):
+        raise MemoryError(f"kernel {spec.name}: out of memory while inputs were bound")
+    return {name: made[name] for name in made if name in plan.module.buffers}
+
+
+def _fresh(tensor: Tensor) -> Array:
+    return aligned_empty(storage_shape(tensor, {}), numpy_dtype(tensor.dtype))

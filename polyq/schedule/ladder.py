@@ -1,0 +1,59 @@
+"""Ranges of a parameter that deserve schedules of their own.
+
+A contraction over few rows waits for its operands; over many it multiplies. One schedule cannot serve both, so a kernel
+has a rung for each range of the parameter that counts the rows, each made fast for a typical size and right for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyq.affine.expr import Param
+from polyq.affine.spec import Op, Spec
+from polyq.schedule.groups import is_contraction
+
+__all__ = ["Ladder", "ladder_of"]
+
+#: the least value of each range, and the size that it is made for
+RUNGS = ((0, 1), (4, 16), (32, 128))
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """A parameter, and for each range of its values the least one and a typical one, ascending."""
+
+    param: str
+    rungs: tuple[tuple[int, int], ...] = RUNGS
+
+    def rung(self, value: int) -> int:
+        """Return the position of the range that holds ``value``.
+
+        >>> [Ladder("m").rung(value) for value in (0, 3, 4, 31, 32, 5000)]
+        [0, 0, 1, 1, 2, 2]
+        """
+        return sum(value >= least for least, _ in self.rungs[1:])
+
+    def sizes(self, rung: int) -> dict[str, int]:
+        """Return the typical size of a range, by name."""
+        return {self.param: self.rungs[rung][1]}
+
+
+def ladder_of(spec: Spec) -> Ladder | None:
+    """Return the ranges for ``spec``: of the first parameter that counts rows over which an operand is reused."""
+    for op in spec.ops:
+        if op.reduce is not None and is_contraction(op):
+            for param in _rows(op):
+                return Ladder(param)
+    return None
+
+
+def _rows(op: Op) -> list[str]:
+    """The parameters that are extents of dims of the result which some operand does not have."""
+    found: list[str] = []
+    for dim in op.dims:
+        atoms = [a for a, c in op.extent(dim).terms if isinstance(a, Param) and c == 1]
+        bare = len(op.extent(dim).terms) == len(atoms) == 1 and op.extent(dim).const == 0
+        reused = any(all(dim not in e.dims() for e in load.index) for load in op.reads)
+        if bare and reused and dim not in op.reduced:
+            found.append(atoms[0].name)
+    return found

@@ -1,0 +1,196 @@
+"""Inputs that are bound may be packed: the same values as unbound, no copy kept besides, and one stretch a tile."""
+
+import pickle
+import threading
+
+import numpy as np
+import pytest
+
+import polyq
+from polyq.affine.expr import Affine
+from polyq.schedule import Schedule
+from polyq.schedule.loopnest import Loop
+from polyq.schedule.prologue import prepared_part, prologue_problem, repeated_part
+
+BODY = "d[n, g, j] = (f32(w[n, g, j]) - z[n, g]) * s[n, g]\ny[m, n] += x[m, g, j] * d[n, g, j]"
+
+
+def spec_of(dtype, n, g, j, body=BODY):
+    return polyq.parse(
+        body, w=(dtype, (n, g, j)), z=("f32", (n, g)), s=("f32", (n, g)), x=("f32", ("m", g, j)),
+    )  # fmt: skip
+
+
+def data(dtype, n, g, j, m, seed=0):
+    """Return codes, the codes as they are stored, zero points, scales and activations."""
+    r = np.random.default_rng(seed)
+    bits = int(dtype[1:])
+    low = 0 if dtype[0] == "u" else -(1 << bits - 1)
+    w = r.integers(low, low + (1 << bits), (n, g, j)).astype(np.int8 if low else np.uint8)
+    stored = w
+    if bits < 8:
+        fields = w.view(np.uint8) & ((1 << bits) - 1)
+        step = 8 // bits
+        fields = np.pad(fields, ((0, 0), (0, 0), (0, -j % step)))
+        stored = sum(fields[..., i::step] << (bits * i) for i in range(step)).astype(np.uint8)
+    z, s = (r.random((n, g), dtype=np.float32) * (1 << bits), r.random((n, g), dtype=np.float32))
+    return w, stored, z, s, r.standard_normal((m, g, j), dtype=np.float32)
+
+
+@pytest.mark.parametrize("dtype", ["u8", "i8", "u4", "i4", "u2", "i2"])
+@pytest.mark.parametrize(("n", "g", "j"), [(64, 4, 128), (96, 3, 32), (100, 2, 48), (33, 3, 20), (520, 2, 64)])
+@pytest.mark.parametrize("m", [1, 5])
+def test_bound_and_unbound_agree_with_numpy(dtype, n, g, j, m):
+    w, stored, z, s, x = data(dtype, n, g, j, m)
+    kernel = polyq.build(spec_of(dtype, n, g, j), threads=2)
+    wanted = np.einsum("mgj,ngj->mn", x.astype(float), (w.astype(float) - z[..., None]) * s[..., None])
+    scale = np.einsum("mgj,ngj->mn", abs(x).astype(float), (abs(w.astype(float)) + z[..., None]) * s[..., None])
+    layer = kernel.bind(w=stored, z=z, s=s)
+    for got in (kernel(w=stored, z=z, s=s, x=x), layer(x=x), layer(x)):
+        assert np.max(np.abs(got - wanted) / scale) < 1e-5
+    assert layer.nbytes <= 1.1 * (stored.nbytes + z.nbytes + s.nbytes)
+
+
+def test_what_is_bound_is_packed_and_the_original_is_not_kept():
+    w, stored, z, s, x = data("u8", 256, 8, 128, 3)
+    kernel = polyq.build(spec_of("u8", 256, 8, 128))
+    layer = kernel.bind(w=stored, z=z, s=s)
+    assert layer.kernel is not kernel
+    assert layer.kernel.constants == ("w", "z", "s")
+    assert layer.kernel.certificate.ok
+    assert layer.nbytes == w.nbytes + z.nbytes + s.nbytes
+    assert [t.name for t in layer.inputs] == ["x"]
+    assert "w, z, s, packed as " in repr(layer)
+    before = layer(x=x)
+    stored[:], z[:], s[:] = 0, 0, 0  # a snapshot: the caller's arrays are no part of it
+    np.testing.assert_array_equal(layer(x=x), before)
+    again = pickle.loads(pickle.dumps(layer))
+    np.testing.assert_array_equal(again(x=x), before)
+    out = np.empty_like(before)
+    assert layer(x=x, out=out) is out
+    np.testing.assert_array_equal(out, before)
+
+
+def test_constants_at_build_pack_the_same():
+    _, stored, z, s, x = data("u8", 256, 8, 128, 2)
+    spec = spec_of("u8", 256, 8, 128)
+    declared = polyq.build(spec, constants=("w", "z", "s"))
+    with pytest.raises(polyq.ArgumentError, match=r"kernel\.bind\(w=w, z=z, s=s\)"):
+        declared(w=stored, z=z, s=s, x=x)
+    one, other = declared.bind(w=stored, z=z, s=s), polyq.build(spec).bind(w=stored, z=z, s=s)
+    assert one.kernel is declared
+    np.testing.assert_array_equal(one(x=x), other(x=x))
+
+
+def test_what_is_bound_alone_is_refused_in_a_call():
+    _, stored, z, s, x = data("u8", 256, 8, 128, 2)
+    layer = polyq.build(spec_of("u8", 256, 8, 128)).bind(w=stored, z=z, s=s)
+    with pytest.raises(polyq.ArgumentError, match="w: bound already"):
+        layer(x=x, w=stored)
+    with pytest.raises(polyq.ArgumentError, match="expected at most 1"):
+        layer(x, x)
+    with pytest.raises(polyq.ArgumentError):
+        layer()
+
+
+def test_wrong_constants_are_refused_before_anything_is_packed():
+    _, stored, z, s, _ = data("u8", 256, 8, 128, 2)
+    kernel = polyq.build(spec_of("u8", 256, 8, 128))
+    with pytest.raises(polyq.ArgumentTypeError):
+        kernel.bind(w=stored.astype(np.float32), z=z, s=s)
+    with pytest.raises(polyq.ArgumentError):
+        kernel.bind(w=stored[:-1], z=z, s=s)
+    with pytest.raises(polyq.ArgumentError):
+        kernel.bind(w=stored[..., :-1], z=z, s=s)
+
+
+def test_strided_and_read_only_constants_are_packed_right():
+    _, stored, z, s, x = data("u8", 256, 8, 128, 2)
+    kernel = polyq.build(spec_of("u8", 256, 8, 128))
+    wanted = kernel.bind(w=stored, z=z, s=s)(x=x)
+    wide = np.zeros((256, 8, 256), np.uint8)
+    wide[..., ::2] = stored
+    z.flags.writeable = False
+    np.testing.assert_array_equal(kernel.bind(w=wide[..., ::2], z=z, s=np.asfortranarray(s))(x=x), wanted)
+
+
+def test_a_packed_layer_is_safe_from_many_threads():
+    _, stored, z, s, _ = data("u8", 256, 8, 128, 1)
+    layer = polyq.build(spec_of("u8", 256, 8, 128)).bind(w=stored, z=z, s=s)
+    xs = [data("u8", 256, 8, 128, 3, seed)[-1] for seed in range(8)]
+    wanted = [layer(x=x) for x in xs]
+    wrong = []
+
+    def run(i):
+        for _ in range(20):
+            if not np.array_equal(layer(x=xs[i]), wanted[i]):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_one_multiply_of_a_large_matrix_without_scales_is_packed_too():
+    r = np.random.default_rng(1)
+    a, x = r.standard_normal((300, 200), dtype=np.float32), r.standard_normal((7, 200), dtype=np.float32)
+    layer = polyq.build(polyq.parse("y[i, j] += x[i, k] * a[j, k]", x=("f32", ("m", 200)), a=("f32", (300, 200)))).bind(a=a)
+    np.testing.assert_allclose(layer(x), x @ a.T, rtol=2e-5, atol=2e-4)
+
+
+def test_constants_that_another_statement_reads_keep_their_layout():
+    spec = polyq.parse(BODY + "\nt[n] += f32(w[n, g, j])", w=("u8", (64, 4, 128)), z=("f32", (64, 4)), s=("f32", (64, 4)),
+                       x=("f32", ("m", 4, 128)))  # fmt: skip
+    w, stored, z, s, x = data("u8", 64, 4, 128, 2)
+    layer = polyq.build(spec).bind(w=stored, z=z, s=s)
+    y, t = layer(x=x)
+    np.testing.assert_allclose(t, w.sum((1, 2)), rtol=1e-6)
+    np.testing.assert_allclose(y, np.einsum("mgj,ngj->mn", x, (w - z[..., None]) * s[..., None]), rtol=1e-4, atol=1e-2)
+    assert layer.nbytes <= 1.1 * (w.nbytes + z.nbytes + s.nbytes)
+
+
+# ---- by hand
+def packed_by_hand():
+    spec = polyq.parse("y[i] += a[i, k] * x[k]", a=("f32", (16, 24)), x=("f32", (24,)))
+    i, k = Affine.dim("e0"), Affine.dim("e1")
+    plan = Schedule.naive(spec)._with(
+        "copy_of", tensor="a", readers=("y",), shape=(Affine(2), Affine(24), Affine(8)), dims=("t", "k", "r"),
+        source=(Affine.dim("t") * 8 + Affine.dim("r"), Affine.dim("k")), place=(i // 8, k, i % 8),
+    )  # fmt: skip
+    return plan.prepare("a.packed")
+
+
+def test_a_hand_made_layout_is_prepared_by_bind():
+    schedule = packed_by_hand()
+    assert schedule.constants == ("a",)
+    kernel = polyq.build(schedule)
+    assert kernel.constants == ("a",)
+    r = np.random.default_rng(2)
+    a, x = r.standard_normal((16, 24), dtype=np.float32), r.standard_normal(24, dtype=np.float32)
+    np.testing.assert_allclose(kernel.bind(a=a)(x=x), a @ x, rtol=1e-5, atol=1e-5)
+    with pytest.raises(polyq.ArgumentError, match="none was bound"):
+        kernel(x=x)
+
+
+def test_the_two_parts_of_a_nest():
+    nest = packed_by_hand().nest
+    first, rest = prepared_part(nest), repeated_part(nest)
+    assert [(b.name, b.kind) for b in first.buffers] == [("a", "input"), ("a.packed", "output")]
+    assert [(b.name, b.kind) for b in rest.buffers] == [("a.packed", "input"), ("x", "input"), ("y", "output")]
+    assert all(isinstance(node, Loop) for node in first.body)
+    assert prologue_problem(nest) is None
+
+
+def test_what_a_call_computes_cannot_be_prepared():
+    spec = polyq.parse("t[i, k] = a[i, k] * x[k]\ny[i] += t[i, k]", a=("f32", (16, 24)), x=("f32", (24,)))
+    with pytest.raises(polyq.ScheduleError, match="depends on a parameter|which a call"):
+        Schedule.naive(polyq.parse("t[k] = 2 * x[k]\ny[k] = t[k] + t[k]", x=("f32", ("n",)))).prepare("t")
+    with pytest.raises(polyq.ScheduleError, match="is an input or an output"):
+        Schedule.naive(spec).prepare("y")
+    two = polyq.parse("t[k] = 2 * x[k]\nu[k] = t[k] + 1\ny[k] = u[k] * u[k]", x=("f32", (8,)))
+    with pytest.raises(polyq.ScheduleError, match="u reads t, which a call computes anew"):
+        Schedule.naive(two).prepare("u")
+    assert Schedule.naive(two).prepare("t").prepare("u").certificate().ok
