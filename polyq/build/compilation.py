@@ -27,7 +27,7 @@ class Compilation:
     """
 
     def __init__(self, source: str, flags: tuple[str, ...], compiler: Callable[[], Compiler]) -> None:
-        self.owner = threading.get_ident()
+        self.owner, self._finished = threading.get_ident(), threading.Event()
         self._stop, self._decided, self._wanted, self._discarded = Stop(), threading.Event(), False, False
         self._path: Path | None = None
         self._error: BaseException | None = None
@@ -40,7 +40,7 @@ class Compilation:
         """Return the library in the cache, once it is there; raises what the compile raised."""
         self._wanted = True
         self._decided.set()
-        self._thread.join()
+        self._finished.wait()  # not join: an interrupt there makes Python 3.11 take the thread for ended
         if self._error is not None:
             raise self._error
         assert self._path is not None
@@ -51,8 +51,7 @@ class Compilation:
         self._discarded = True
         self._decided.set()
         self._stop()
-        if self._thread.ident is not None:  # else it is being started by its owner, and ends at once
-            self._thread.join(_PATIENCE)
+        self._finished.wait(_PATIENCE)
 
     def _run(self) -> None:
         from polyq.build.cache import find_library
@@ -64,6 +63,7 @@ class Compilation:
             self._error = error
         finally:
             _live.discard(self)
+            self._finished.set()
 
     def _verdict(self) -> bool:
         self._decided.wait()

@@ -56,8 +56,8 @@ def start_runtime() -> None:
 
 def end_runtime() -> None:
     """End the compile that :func:`start_runtime` began, if it is not over."""
-    for stop, thread in _begun:
+    while _begun:  # another thread may begin one, or end one, meanwhile
+        stop, thread = _begun.pop()
         stop()
         if thread.ident is not None:
             thread.join(5.0)
-    _begun.clear()
