@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from polyq.affine.spec import Tensor as Tensor
     from polyq.build.building import build as build
     from polyq.build.kernel import Kernel as Kernel
+    from polyq.build.many import build_many as build_many
     from polyq.schedule import Schedule as Schedule
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "SpecError",
     "Tensor",
     "build",
+    "build_many",
     "interpret",
     "parse",
     "testing",
@@ -55,6 +57,7 @@ _LAZY = {
     "Schedule": "polyq.schedule",
     "Spec": "polyq.affine.spec",
     "Tensor": "polyq.affine.spec",
+    "build_many": "polyq.build.many",
     "interpret": "polyq.affine.interpret",
     "parse": "polyq.affine.notation",
 }

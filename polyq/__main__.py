@@ -20,6 +20,7 @@ import polyq
 from polyq.affine.arrays import Array, from_storage, random_arrays, shape_of
 from polyq.affine.bounds import error_bound
 from polyq.affine.dtypes import numpy_dtype
+from polyq.build.housekeeping import command
 from polyq.limits import Fma, read_bandwidth
 from polyq.schedule.evaluation import evaluation
 
@@ -48,9 +49,11 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0: done and right, 1: outside the bound, 2: refused with one line that says why."""
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    of_cache = list(arguments[:1]) == ["cache"]  # a file of that name is ./cache
+    options = _parser().parse_args([] if of_cache else arguments)
     try:
-        return _run(options)
+        return command(arguments[1:]) if of_cache else _run(options)
     except UnicodeDecodeError as error:
         print(f"python -m polyq: {options.file} is no text in UTF-8: {error}", file=sys.stderr)
         return 2
@@ -64,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m polyq", description=(__doc__ or "").partition(": ")[2])
+    parser.epilog = "python -m polyq cache: list or clean the kernels that are kept on disk"
     parser.add_argument("file", nargs="?", metavar="FILE", help="a program in index notation; default: the flagship")
     parser.add_argument("--emit", choices=("schedule", "loops", "c"), help="print this and stop")
     parser.add_argument("--threads", type=_positive, metavar="N", help="at most so many threads; default: all cores")

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import build_programs
@@ -20,6 +21,9 @@ import polyq
 import polyq.build
 from polyq.affine.errors import BuildError, CompilerNotFound, ScheduleError
 from polyq.build import binding, cache, compiler, plan
+from polyq.build.compilation import Compilation
+from polyq.build.runtime import shared_runtime
+from polyq.schedule import Directive, Schedule, auto
 
 build_programs.install()
 HERE = Path(__file__).parent
@@ -39,9 +43,9 @@ def counted(monkeypatch):
     calls = []
     original = compiler.Compiler.compile
 
-    def compile_(self, folder, source, library, flags):
+    def compile_(self, folder, source, library, flags, stop=None):
         calls.append(flags)
-        original(self, folder, source, library, flags)
+        original(self, folder, source, library, flags, stop)
 
     monkeypatch.setattr(compiler.Compiler, "compile", compile_)
     return calls
@@ -239,6 +243,89 @@ def test_a_schedule_that_fails_its_certificate_is_no_kernel(folder):
     assert list(folder.glob("*.so")) == []
 
 
+@dataclass(frozen=True)
+class Watched(build_programs.HandSchedule):
+    """A schedule whose certificate waits until the compiler runs, and looks into the cache."""
+
+    started: str = ""
+    folder: str = ""
+    before: tuple[Path, ...] = ()
+
+    def certificate(self):
+        deadline = time.monotonic() + 60
+        while not Path(self.started).exists():
+            assert time.monotonic() < deadline, "nothing compiles while the certificate is made"
+            time.sleep(0.01)
+        assert sorted(Path(self.folder).iterdir()) == sorted([*self.before, *Path(self.folder).glob(".build-*")])
+        return super().certificate()
+
+
+def watched(folder, tmp_path, tag, **options):
+    shared_runtime()  # not what is watched
+    made, before = answer(21, tag), tuple(cache.cache_folder().iterdir())
+    return Watched(
+        made.spec, made.module, started=str(tmp_path / "started"), folder=str(folder), before=before, **options
+    )
+
+
+SLOW = 'case "$*" in *--version*) echo fake; exit;; esac\necho $$ > {0}/pid\ntouch {0}/started\nsleep 600'
+
+
+def test_the_compiler_runs_beside_the_proof_and_its_library_waits_for_it(folder, monkeypatch, tmp_path):
+    schedule = watched(folder, tmp_path, "beside")
+    monkeypatch.setenv("CC", fake_compiler(tmp_path, f'gcc "$@" && touch {tmp_path}/started'))
+    assert polyq.build(schedule)()[0] == 21
+    assert {p.suffix for p in set(folder.iterdir()) - set(schedule.before)} == {".so", ".c", ".json"}
+
+
+def test_a_refused_schedule_ends_its_compiler_and_leaves_nothing(folder, monkeypatch, tmp_path):
+    schedule = watched(folder, tmp_path, "refused", ok=False)
+    monkeypatch.setenv("CC", fake_compiler(tmp_path, SLOW.format(tmp_path)))
+    started = time.monotonic()
+    with pytest.raises(ScheduleError, match="does not compute the spec"):
+        polyq.build(schedule)
+    assert time.monotonic() - started < 60
+    assert ended(int((tmp_path / "pid").read_text()))
+    assert set(folder.iterdir()) == set(schedule.before)
+
+
+def test_a_failed_compile_of_a_refused_schedule_is_not_what_is_said(folder, monkeypatch, tmp_path):
+    schedule = watched(folder, tmp_path, "both", ok=False)
+    monkeypatch.setenv("CC", fake_compiler(tmp_path, f"touch {tmp_path}/started; exit 1"))
+    with pytest.raises(ScheduleError, match="does not compute the spec"):
+        polyq.build(schedule)
+    assert set(folder.iterdir()) == set(schedule.before)
+
+
+def test_an_illegal_schedule_that_cannot_be_printed_is_named_illegal(folder, monkeypatch):
+    def broken(schedule):
+        raise KeyError("no such buffer")
+
+    monkeypatch.setattr(polyq.emit, "generate", broken)
+    illegal, legal = (build_programs.program("p", [], [("y", "i32", (1,))], "  ;", ok=ok) for ok in (False, True))
+    with pytest.raises(ScheduleError, match="does not compute the spec"):
+        polyq.build(illegal)
+    with pytest.raises(KeyError, match="no such buffer"):
+        polyq.build(legal)
+
+
+def test_an_automatic_schedule_that_is_refused_gives_way_to_the_plain_order(folder, monkeypatch):
+    spec = polyq.parse("y[i] += a[i, k]", a=("f32", ("m", 40)))
+    compiled, before = [], shared_runtime() and libraries(folder)
+    monkeypatch.setattr(auto, "choose", lambda *arguments: wrong)
+    wrong = Schedule(spec).then(Directive("mark", (("op", "y"), ("axis", "k"), ("kind", "parallel"))))
+    assert not wrong.certificate().ok
+    original = Compilation.discard
+    monkeypatch.setattr(Compilation, "discard", lambda self: (compiled.append(self), original(self)))
+    with pytest.warns(RuntimeWarning, match="refused by its certificate; the plain order runs instead"):
+        kernel = polyq.build(spec)
+    assert (kernel.schedule.directives, kernel.certificate.ok) == ((), True)
+    a = np.ones((3, 40), np.float32)
+    np.testing.assert_array_equal(kernel(a), a.sum(1))
+    assert len(libraries(folder)) == len(before) + 1
+    assert len(compiled) == 1
+
+
 def test_a_full_disk_is_a_build_error_that_names_the_folder(folder, monkeypatch):
     def full(path):
         raise OSError(28, "No space left on device")
@@ -329,6 +416,7 @@ def test_no_compiler(folder, monkeypatch, tmp_path):
         polyq.build(answer(1, "no compiler"))
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(compiler, "find_spec", lambda name: None)
     with pytest.raises(CompilerNotFound, match=r"^no C compiler: cc, gcc, clang were not found on PATH="):
         polyq.build(answer(1, "no compiler"))
 
@@ -339,7 +427,7 @@ def test_a_failing_compiler_keeps_the_source(folder, monkeypatch, tmp_path):
         cache.find_library("int answer = 1;\n", ("-DX",), compiler.find_compiler())
     text = str(caught.value)
     assert text.startswith("the C compiler failed with status 3\n  command: ")
-    assert "fakecc -O3 -fPIC -shared -std=gnu11" in text
+    assert " -DX kernel.c -o kernel.so -lm\n" in text
     assert "-DX kernel.c" in text
     assert "no licence: ünpaid" in text
     kept = Path(text.rpartition("source: ")[2])

@@ -366,3 +366,29 @@ def test_quotas_of_both_cgroup_versions_at_any_level(tmp_path):
     assert cgroup_quota(membership, old) is None
     (old / "cpu,cpuacct" / "job" / "cpu.cfs_quota_us").write_text("150000\n")
     assert cgroup_quota(membership, old) == 2
+
+
+INTERRUPTED = """
+import signal, threading
+import numpy as np
+import build_programs, polyq
+build_programs.install()
+kernel = polyq.build(build_programs.threaded(), threads=2)
+x = np.ones(4_000_000, np.float32)
+kernel(x)
+main = threading.main_thread().ident
+threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT)).start()
+try:
+    while True:
+        kernel(x)
+except KeyboardInterrupt:
+    pass
+assert (kernel(x) == 3).all()
+print("interrupted, and right afterwards")
+"""
+
+
+def test_an_interrupt_between_threaded_calls_leaves_the_pool_whole():
+    code = f"import sys; sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent)!r}]\n{INTERRUPTED}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "interrupted, and right afterwards\n", "")

@@ -116,15 +116,17 @@ class Affine:
         o = Affine.of(other)
         if not o.terms:
             return Affine(self.const - o.const, self.terms)
-        return Affine.build(self.const - o.const, (*self.terms, *((a, -c) for a, c in o.terms)))
+        return Affine.build(self.const - o.const, [*self.terms, *[(a, -c) for a, c in o.terms]])
 
     def __rsub__(self, other: AffineLike) -> Affine:
         return Affine.of(other) - self
 
     def __mul__(self, factor: int) -> Affine:
+        if factor == 1:
+            return self
         if factor == 0:
             return Affine(0)
-        return Affine(self.const * factor, tuple((a, c * factor) for a, c in self.terms))
+        return Affine(self.const * factor, tuple([(a, c * factor) for a, c in self.terms]))
 
     __rmul__ = __mul__
 
@@ -165,11 +167,20 @@ class Affine:
 
     def dims(self) -> frozenset[str]:
         """Return the names of all dims."""
-        return frozenset(a.name for a in self.atoms() if isinstance(a, Dim))
+        return self._names(Dim)
 
     def params(self) -> frozenset[str]:
         """Return the names of all parameters."""
-        return frozenset(a.name for a in self.atoms() if isinstance(a, Param))
+        return self._names(Param)
+
+    def _names(self, kind: type[Dim | Param]) -> frozenset[str]:
+        names: list[str] = []
+        for atom, _ in self.terms:
+            if isinstance(atom, kind):
+                names.append(atom.name)
+            elif isinstance(atom, FloorDiv):
+                names += atom.numerator._names(kind)
+        return frozenset(names)
 
     def evaluate(self, dims: Mapping[str, int] | None = None, params: Mapping[str, int] | None = None) -> int:
         """Return the value at a point; works elementwise when the mappings hold numpy integer arrays."""
@@ -189,15 +200,20 @@ class Affine:
         if not self.terms:
             return self
         get = replace if callable(replace) else _lookup(replace)
-        total = Affine(self.const)
+        const, terms, kept = self.const, list[tuple[Atom, int]](), True
         for atom, coefficient in self.terms:
             if isinstance(atom, FloorDiv):
-                value = atom.numerator.substitute(get) // atom.divisor
+                inner = atom.numerator.substitute(get)
+                value = None if inner is atom.numerator else inner // atom.divisor
             else:
-                found = get(atom)
-                value = Affine.of(atom) if found is None else found
-            total = total + value * coefficient
-        return total
+                value = get(atom)
+            if value is None:
+                terms.append((atom, coefficient))
+            else:
+                kept = False
+                const += value.const * coefficient
+                terms += [(a, c * coefficient) for a, c in value.terms]
+        return self if kept else Affine.build(const, terms)
 
     def bounds(self, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, int] | None:
         """Return an inclusive interval that holds the value for dims in ``ranges``; ``None`` where one is unknown."""

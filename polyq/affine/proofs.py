@@ -145,9 +145,9 @@ def _batches(
     shape = [e.evaluate({}, params) for e in tensor.extents]
     if any(n <= 0 for n in shape):
         return
-    random = np.random.default_rng(seed)
     ends, origin = [n - 1 for n in shape], [0] * len(shape)
-    corners = list(dict.fromkeys(map(tuple, (ends, origin, [int(random.integers(n)) for n in shape]))))[:few]
+    inside = [int(_draws(f"cell {seed} {axis}", 1, n)[0]) for axis, n in enumerate(shape)]
+    corners = list(dict.fromkeys(map(tuple, (ends, origin, inside))))[:few]
     first = np.array(corners, np.int64).reshape(len(corners), len(shape))
     started = sum(e.instances for e in both)
     yield first
@@ -157,10 +157,15 @@ def _batches(
     if total <= wanted:
         yield table(np.unravel_index(np.arange(total), shape) if shape else (), total)
     elif wanted > len(first):
-        more = table([random.integers(0, n, wanted) for n in shape], wanted)
+        more = table([_draws(f"cells {seed} {axis}", wanted, n) for axis, n in enumerate(shape)], wanted)
         for axis, n in enumerate(shape):  # faces: remainders live at the ends
             more[axis :: 2 * len(shape) + 2, axis] = n - 1
         yield more
+
+
+def _draws(tag: str, count: int, below: int) -> NDArray[np.int64]:
+    """Return pseudorandom integers in ``[0, below)``; numpy's own take longer to import than to draw."""
+    return field.symbols(tag, np.arange(count))[0] % below
 
 
 def _difference(

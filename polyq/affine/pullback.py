@@ -246,8 +246,9 @@ class Evaluator:
         return op.extent(dim).evaluate({}, self.params)
 
     def _value(self, e: Affine, rows: Rows) -> Array:
-        value = e.evaluate(rows.dims, self.params)  # type: ignore[arg-type]
-        return np.broadcast_to(np.asarray(value, np.int64), rows.cell.shape)
+        value: object = e.evaluate(rows.dims, self.params)  # type: ignore[arg-type]
+        # most have the right shape, and broadcasting takes longer than the arithmetic
+        return value if isinstance(value, np.ndarray) else np.full(rows.cell.shape, value, np.int64)
 
     # ---- bodies
     def evaluate(self, node: Scalar, rows: Rows, position: int) -> Array:

@@ -36,10 +36,13 @@ class SearchLimit(RuntimeError):
     """isl used more operations than :func:`limited` allowed."""
 
 
+_limits: list[int] = []  # of the searches that run, the last begun last
+
+
 @contextmanager
 def limited(operations: int) -> Generator[None]:
     """Bound the number of isl operations of the block; raise :class:`SearchLimit` beyond it."""
-    before = _CONTEXT.get_max_operations()
+    _limits.append(operations)
     _CONTEXT.reset_operations()
     _CONTEXT.set_max_operations(operations)
     try:
@@ -49,7 +52,9 @@ def limited(operations: int) -> Generator[None]:
             raise SearchLimit(f"the search took more than {operations} isl operations") from error
         raise
     finally:
-        _CONTEXT.set_max_operations(before)
+        # another thread may search too, and the context is one: the limit goes when the last of them is done
+        _limits.remove(operations)
+        _CONTEXT.set_max_operations(_limits[-1] if _limits else 0)
         _CONTEXT.reset_operations()
 
 
@@ -272,10 +277,10 @@ class Domain:
         mine, yours = _nonnegative_params(self.raw), self._same(other)
         return bool(mine.is_equal(_nonnegative_params(yours.align_params(mine.get_space()))))
 
-    def implies(self, constraint: Constraint) -> bool:
-        """Whether the constraint holds at every point."""
-        given = _with_params(self.raw, sorted(constraint.expr.params()))
-        return bool(given.is_subset(_constrained(self.dims, [constraint])))
+    def implies(self, *constraints: Constraint) -> bool:
+        """Whether all constraints hold at every point."""
+        given = _with_params(self.raw, _params_of(c.expr for c in constraints))
+        return bool(given.is_subset(_constrained(self.dims, constraints)))
 
     def sample(self) -> Point | None:
         """Return one point as (dims, parameters), or ``None``."""

@@ -9,13 +9,15 @@ import importlib
 import sys
 from collections.abc import Iterable
 from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from polyq.affine.spec import Spec
 from polyq.build.building import build as _build
 from polyq.build.kernel import Bound, Kernel
-from polyq.build.timing import Timing
-from polyq.schedule import Schedule
+
+if TYPE_CHECKING:
+    from polyq.build.timing import Timing
+    from polyq.schedule import Schedule
 
 __all__ = ["Bound", "Kernel", "Timing"]
 
@@ -39,6 +41,14 @@ class CallableModule(ModuleType):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return importlib.import_module, (self.__name__,)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Timing":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from polyq.build.timing import Timing
+
+    return Timing
 
 
 sys.modules[__name__].__class__ = CallableModule

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from polyq.affine.errors import ArgumentError, ScheduleError
 from polyq.affine.spec import Spec
 from polyq.build import binding
-from polyq.build.cache import find_library
+from polyq.build.compilation import Compilation, discard_of
 from polyq.build.compiler import find_compiler
 from polyq.build.kernel import Kernel
-from polyq.build.plan import make_plan, phase, phases
-from polyq.build.runtime import shared_runtime, start_runtime
+from polyq.build.plan import make_plan, memo_key, phase, phases
+from polyq.build.runtime import end_runtime, shared_runtime, start_runtime
 from polyq.build.threads import default_threads
 from polyq.emit.module import Module
-from polyq.schedule import NUMERICS, Schedule
 from polyq.schedule.ladder import Ladder, ladder_of
+from polyq.schedule.numerics import NUMERICS
 from polyq.schedule.target import TARGETS, detect_machine
 
-__all__ = ["build"]
+if TYPE_CHECKING:  # a kernel from the cache does without
+    from polyq.schedule import Schedule
+
+__all__ = ["build", "plan_key"]
 
 _OPTIONS = "numerics, threads, target, constants"
 
@@ -68,16 +72,32 @@ def _built(
 ) -> Kernel:
     """Return the kernel of one range of the ladder's parameter; the first one leads to the others."""
     sizes = {} if ladder is None else ladder.sizes(rung)
-    end_runtime = start_runtime()
+    begun: dict[Module, Compilation] = {}
+
+    def compile_beside(module: Module) -> None:
+        if module not in begun and set(module.features) <= detect_machine().features:
+            begun[module] = Compilation(module.source, module.flags, find_compiler)
+
     try:
+        start_runtime()
         with phases() as spent:
-            plan, schedule, certificate = make_plan(program, mode, machine, asked["constants"], sizes)
-            runs = set(plan.module.features) <= detect_machine().features
-            entry = _load(plan.module) if runs else None
-            prologue = _load(plan.prologue) if runs and plan.prologue is not None else None
+            plan, schedule, certificate = make_plan(
+                program, mode, machine, asked["constants"], sizes, compiling=compile_beside
+            )
+            modules = [m for m in (plan.module, plan.prologue) if m is not None]
+            for module in modules:  # of a plan from the cache
+                compile_beside(module)
+            entries = [_load(m, begun[m]) if m in begun else None for m in modules]
+            entry, prologue = entries[0], entries[1] if len(entries) > 1 else None
+            for module in modules:
+                begun.pop(module, None)
     except BaseException:
         end_runtime()
+        discard_of({threading.get_ident()})  # also one that an interrupt kept out of `begun`
         raise
+    finally:  # what was not proven
+        for left in begun.values():
+            left.discard()
     kernel = Kernel(
         program, plan, entry, prologue, numerics=mode, target=machine, threads=limit, constants=asked["constants"],
         asked=asked, seconds=time.perf_counter() - started, phases=spent,
@@ -95,11 +115,24 @@ def _built(
     return kernel
 
 
-def _load(module: Module) -> tuple[binding.Entry, Any]:
+def plan_key(
+    program: Spec | Schedule,
+    *,
+    numerics: str | None = None,
+    target: str | None = None,
+    constants: Iterable[str] = (),
+    **_: object,
+) -> str | None:
+    """Return the key under which :func:`build` with these options keeps the plan of a program (its first range)."""
+    ladder = ladder_of(program) if isinstance(program, Spec) else None
+    sizes = {} if ladder is None else ladder.sizes(0)
+    names = _constants(_spec_of(program), constants)
+    return memo_key(program, *_options_of(program, numerics, target), names, sizes)
+
+
+def _load(module: Module, library: Compilation) -> tuple[binding.Entry, Any]:
     with phase("library"):
-        compiler = find_compiler()
-        path = find_library(module.source, module.flags, compiler)
-        return binding.load(path, module.entry), shared_runtime()
+        return binding.load(library.publish(), module.entry), shared_runtime()
 
 
 def _spec_of(program: object) -> Spec:

@@ -19,17 +19,20 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Generator
-from functools import lru_cache
+from collections.abc import Callable, Generator
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from polyq.affine.errors import BuildError
-from polyq.build.compiler import Compiler
+from polyq.build import housekeeping
+from polyq.build.compiler import Compiler, Stop
 from polyq.build.locks import ForkLock, lock_for
 from polyq.schedule.target import detect_machine
 
-__all__ = ["cache_folder", "digest", "find_library", "library_key", "read_memo", "source_digest", "write_memo"]
+__all__ = [
+    "cache_folder", "digest", "find_library", "has_memo", "library_key", "read_memo", "source_digest", "write_memo"
+]  # fmt: skip
 
 #: Ends a library, before the SHA-256 of all that precedes it. Loaders ignore what follows the ELF image.
 _MARK = b"\0polyq\0\1"
@@ -146,11 +149,23 @@ def library_key(source: str, flags: tuple[str, ...], compiler: Compiler) -> str:
 
 
 # ---- libraries
-def find_library(source: str, flags: tuple[str, ...], compiler: Compiler) -> Path:
+class Unwanted(Exception):
+    """The library that was being compiled is not wanted any more; nothing of it was kept."""
+
+
+def find_library(
+    source: str,
+    flags: tuple[str, ...],
+    compiler: Compiler,
+    stop: Stop | None = None,
+    wanted: Callable[[], bool] = lambda: True,
+) -> Path:
     """Return the shared library of a C source, compiled if the cache does not hold it whole.
 
     Safe for any number of threads and processes at once: threads of a process wait for the first of them, processes
     each compile, and the last rename stays. Raises :class:`BuildError` with the path of the kept source.
+
+    ``wanted`` is asked when the compiler is done, before anything is published: :class:`Unwanted` if it says no.
     """
     key = library_key(source, flags, compiler)
     with lock_for(key):
@@ -160,7 +175,9 @@ def find_library(source: str, flags: tuple[str, ...], compiler: Compiler) -> Pat
             _log.debug("library: %s, from the cache", path)
             return path
         try:
-            _make_library(folder, key, source, flags, compiler)
+            with _build_folder(folder) as work:
+                compile_it = partial(compiler.compile, work, "kernel.c", "kernel.so", flags, stop)
+                _make_library(work, folder, key, source, compile_it, lambda: not _is_ended(stop) and wanted())
         except OSError as error:
             raise BuildError(
                 f"the cache {folder} cannot be written: {error}; make room, or let POLYQ_CACHE_DIR name another folder"
@@ -168,19 +185,31 @@ def find_library(source: str, flags: tuple[str, ...], compiler: Compiler) -> Pat
         return path
 
 
-def _make_library(folder: Path, key: str, source: str, flags: tuple[str, ...], compiler: Compiler) -> None:
+def _is_ended(stop: Stop | None) -> bool:
+    return stop is not None and stop.asked
+
+
+def _make_library(
+    work: Path, folder: Path, key: str, source: str, compile_it: Callable[[], None], wanted: Callable[[], bool]
+) -> None:
     """Compile into a folder of its own, then rename: nobody ever sees half a file."""
-    with _build_folder(folder) as work:
-        (work / "kernel.c").write_text(source, encoding="utf-8")
-        try:
-            compiler.compile(work, "kernel.c", "kernel.so", flags)
-        except BuildError as error:
-            kept = folder / f"failed-{key}.c"
-            os.replace(work / "kernel.c", kept)
-            raise type(error)(f"{error}\n  source: {kept}") from None
+    (work / "kernel.c").write_text(source, encoding="utf-8")
+    try:
+        compile_it()
         _seal(work / "kernel.so")
-        os.replace(work / "kernel.c", folder / f"{key}.c")
-        os.replace(work / "kernel.so", folder / f"{key}.so")
+    except BuildError as error:
+        if not wanted():  # nobody asks for it, or it was ended
+            raise Unwanted from None
+        kept = folder / f"failed-{key}.c"
+        os.replace(work / "kernel.c", kept)
+        raise type(error)(f"{error}\n  source: {kept}") from None
+    if not wanted():
+        raise Unwanted
+    os.replace(work / "kernel.c", folder / f"{key}.c")
+    os.replace(work / "kernel.so", folder / f"{key}.so")
+    removed = housekeeping.trim(folder, housekeeping.size_limit())
+    if removed:
+        _log.info("cache: %d bytes of the least recently used kernels removed from %s", removed, folder)
 
 
 @contextlib.contextmanager
@@ -208,6 +237,7 @@ def _seal(path: Path) -> None:
 
 def _is_whole(path: Path) -> bool:
     # the loader maps a truncated library without a complaint, and the process dies at the first page that is missing
+    housekeeping.touch(path)
     try:
         data = path.read_bytes()
     except OSError:
@@ -223,7 +253,9 @@ def _is_whole(path: Path) -> bool:
 def read_memo(key: str) -> dict[str, Any] | None:
     """Return what :func:`write_memo` kept under ``key``, or ``None`` where nothing or something damaged lies there."""
     try:
-        text = (cache_folder() / f"{key}.json").read_text(encoding="utf-8")
+        path = cache_folder() / f"{key}.json"
+        text = path.read_text(encoding="utf-8")
+        housekeeping.touch(path)
         total, _, body = text.partition("\n")
         if total != hashlib.sha256(body.encode()).hexdigest():
             _log.warning("the memo %s.json is damaged and will be made again", key)
@@ -231,6 +263,11 @@ def read_memo(key: str) -> dict[str, Any] | None:
         return json.loads(body)
     except (OSError, ValueError):
         return None
+
+
+def has_memo(key: str | None) -> bool:
+    """Whether something lies under ``key``."""
+    return key is not None and (cache_folder() / f"{key}.json").exists()
 
 
 def write_memo(key: str, value: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ from polyq.affine.arrays import packed_extent
 from polyq.affine.dtypes import info
 from polyq.affine.spec import Spec, Tensor
 from polyq.build.plan import Plan
-from polyq.schedule.display import byte_size
 
 __all__ = ["kernel_card", "memory_text"]
 
@@ -47,6 +46,8 @@ def memory_text(spec: Spec) -> str:
     >>> memory_text(parse("y[i] += f32(a[i, j]) * x[j]", a=("u8", ("m", 1024)), x=("f32", (1024,))))
     'at least 4 KiB + 1028 B * m: each input read once, each output written once'
     """
+    from polyq.schedule.display import byte_size
+
     sums: dict[str, int] = {}
     for tensor in (*spec.inputs, *spec.outputs):
         factor, symbols = _bytes(tensor)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from math import prod
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,15 +16,16 @@ from polyq.affine.errors import ArgumentError
 from polyq.affine.spec import Spec, Tensor
 from polyq.build import binding
 from polyq.build.arguments import Params, Signature, aligned_copy, bound_params, dense_storage
-from polyq.build.card import kernel_card
 from polyq.build.executable import Executable
 from polyq.build.locks import ForkLock
 from polyq.build.plan import Plan, make_schedule
 from polyq.build.prepared import prepare, repeated_spec, sources
-from polyq.build.timing import Timing, measure
-from polyq.schedule import Schedule
-from polyq.schedule.certificate import Certificate
-from polyq.schedule.ladder import Ladder
+
+if TYPE_CHECKING:  # a kernel from the cache does without
+    from polyq.build.timing import Timing
+    from polyq.schedule import Schedule
+    from polyq.schedule.certificate import Certificate
+    from polyq.schedule.ladder import Ladder
 
 __all__ = ["Bound", "Kernel"]
 
@@ -225,10 +228,20 @@ class Kernel:
         ``cold`` rotates enough copies of the data to exceed the last-level cache. ``repeats`` is the number of timed
         calls, else as many as fit in ``seconds`` (at least 5).
         """
+        from polyq.build.timing import measure
+
         return measure(self, seconds=seconds, repeats=repeats, cold=cold, threads=threads, seed=seed, params=params)
+
+    def save(self, path: str | os.PathLike[str]) -> tuple[Path, Path, Path]:
+        """Write the kernel for programs in C: ``path`` with ``.c``, ``.h`` and ``.so``; its last part is the C name."""
+        from polyq.build.export import save
+
+        return save(self, path)
 
     # ---- what it looks like, and how it travels
     def __repr__(self) -> str:
+        from polyq.build.card import kernel_card
+
         return kernel_card(
             self.spec, self._plan, numerics=self.numerics, target=self.target, threads=self.threads,
             runs=self.executable.entry is not None, constants=self.constants,

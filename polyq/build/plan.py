@@ -9,22 +9,24 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import polyq.emit
 from polyq.affine.errors import ScheduleError
 from polyq.affine.spec import Spec, Tensor
 from polyq.build import cache
 from polyq.emit.module import Module
-from polyq.schedule import Schedule
-from polyq.schedule.certificate import Certificate
 from polyq.schedule.target import detect_machine
 
-__all__ = ["Plan", "canonical", "make_plan", "make_schedule", "phase", "phases"]
+if TYPE_CHECKING:  # a kernel from the cache does without
+    from polyq.schedule import Schedule
+    from polyq.schedule.certificate import Certificate
+
+__all__ = ["Plan", "canonical", "make_plan", "make_schedule", "memo_key", "phase", "phases"]
 
 _log = logging.getLogger("polyq")
 
@@ -72,6 +74,8 @@ def make_schedule(
     spec: Spec, numerics: str, target: str, constants: tuple[str, ...] = (), sizes: Mapping[str, int] | None = None
 ) -> Schedule:
     """Return the automatic schedule; the same arguments give the same one."""
+    from polyq.schedule import Schedule
+
     with phase("schedule"):
         return Schedule.auto(spec, numerics=numerics, target=target, constants=constants, sizes=sizes)
 
@@ -82,26 +86,56 @@ def make_plan(
     target: str,
     constants: tuple[str, ...] = (),
     sizes: Mapping[str, int] | None = None,
+    compiling: Callable[[Module], None] = lambda module: None,
 ) -> tuple[Plan, Schedule | None, Certificate | None]:
-    """Return the plan of a program; its schedule and certificate come along if they had to be made."""
-    key = _memo_key(program, numerics, target, constants, sizes or {})
+    """Return the plan of a program; its schedule and certificate come along if they had to be made.
+
+    ``compiling`` gets each module as soon as it is printed, so that the compiler runs beside the proof; where the proof
+    fails, this raises, or calls it again with the modules of the plain order.
+    """
+    key = memo_key(program, numerics, target, constants, sizes or {})
     memo = cache.read_memo(key) if key else None
     if memo is not None:
         _log.debug("plan: from the cache")
         return _plan_from(memo), None, None
-    schedule = make_schedule(program, numerics, target, constants, sizes) if isinstance(program, Spec) else program
+    from polyq.schedule.auto import checked, choose
+
+    if isinstance(program, Spec):
+        with phase("schedule"):
+            schedule = choose(program, numerics, target, frozenset(constants), sizes or {})
+    else:
+        schedule = program
+    modules = _emitted(schedule, compiling)
     with phase("certificate"):
-        certificate = schedule.certificate()
+        proven = checked(schedule) if isinstance(program, Spec) else schedule
+        certificate = proven.certificate()
     if not certificate.ok:
         raise ScheduleError(f"the schedule does not compute the spec; please report this: {certificate}", certificate)
-    with phase("emit"):
-        module, prologue = polyq.emit.generate(schedule), polyq.emit.generate_prologue(schedule)
+    if modules is None or proven is not schedule:
+        schedule, modules = proven, _emitted(proven, compiling)
+    assert modules is not None  # an error while a proven schedule is printed is raised
+    module, prologue = modules
     kept = () if prologue is None else schedule.plan.prepared
     prepared = tuple(schedule.plan.spec.tensor(name) for name in kept)
     plan = Plan(module, schedule.explain(), str(certificate).partition("\n")[0], prologue, prepared)
     if key:
         cache.write_memo(key, dataclasses.asdict(plan))
     return plan, schedule, certificate
+
+
+def _emitted(schedule: Schedule, compiling: Callable[[Module], None]) -> tuple[Module, Module | None] | None:
+    """Print the modules and begin to compile them; ``None`` where an illegal schedule could not even be printed."""
+    try:
+        with phase("emit"):
+            module, prologue = polyq.emit.generate(schedule), polyq.emit.generate_prologue(schedule)
+    except Exception:
+        if schedule.certificate().ok:
+            raise
+        return None  # the certificate says what is wrong with it
+    for printed in (module, prologue):
+        if printed is not None:
+            compiling(printed)
+    return module, prologue
 
 
 def _plan_from(memo: dict[str, Any]) -> Plan:
@@ -115,9 +149,10 @@ def _module_from(m: dict[str, Any]) -> Module:
     return Module(m["entry"], m["source"], *lists)
 
 
-def _memo_key(
+def memo_key(
     program: Spec | Schedule, numerics: str, target: str, constants: tuple[str, ...], sizes: Mapping[str, int]
 ) -> str | None:
+    """Return the key of the program's memo, or ``None`` for one that has no canonical text."""
     try:
         text = canonical(program)
     except TypeError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,7 +46,7 @@ class Timing:
     @property
     def median(self) -> float:
         """The median time in seconds."""
-        return statistics.median(self.seconds)
+        return float(np.median(self.seconds))
 
     @property
     def spread(self) -> tuple[float, float]:

@@ -27,7 +27,7 @@ from polyq.schedule.schedule import Schedule
 from polyq.schedule.target import Target
 from polyq.schedule.tiles import stride
 
-__all__ = ["automatic"]
+__all__ = ["automatic", "checked", "choose"]
 
 #: instances from which dividing a reduction among threads pays
 DIVIDED_WORK = 1 << 18
@@ -35,15 +35,20 @@ _COSTLY = frozenset({"exp", "log", "tanh", "erf", "sqrt", "div"})
 
 
 def automatic(spec: Spec, numerics: str, target: str, constants: frozenset[str], sizes: Mapping[str, int]) -> Schedule:
-    """Return the schedule that the counts favour.
+    """Return the schedule that the counts favour, with its certificate.
 
     ``constants`` are inputs whose layout is free; ``sizes`` are typical values of parameters.
     """
+    return checked(choose(spec, numerics, target, constants, sizes))
+
+
+def choose(spec: Spec, numerics: str, target: str, constants: frozenset[str], sizes: Mapping[str, int]) -> Schedule:
+    """Return the schedule that the counts favour, unproven: for a caller that has work to do beside the proof."""
     with typical(sizes):
-        return _automatic(spec, numerics, target, constants)
+        return _chosen(spec, numerics, target, constants)
 
 
-def _automatic(spec: Spec, numerics: str, target: str, constants: frozenset[str]) -> Schedule:
+def _chosen(spec: Spec, numerics: str, target: str, constants: frozenset[str]) -> Schedule:
     draft = Draft(spec, numerics, Target.named(target), constants)
     shift_boxes(draft)
     inline_producers(draft)
@@ -62,10 +67,11 @@ def _automatic(spec: Spec, numerics: str, target: str, constants: frozenset[str]
             raise AssertionError(f"the automatic schedule does not get past {op.name}")
         handled |= done | {s.op for s in draft.plan.stages if s.at is not None or s.kinds}
     plain = "every statement on its own, in the order of the program, with lanes and threads where nothing is carried"
-    return _checked(Schedule(spec, numerics, target, tuple(draft.directives), tuple(draft.notes) or (plain,)))
+    return Schedule(spec, numerics, target, tuple(draft.directives), tuple(draft.notes) or (plain,))
 
 
-def _checked(made: Schedule) -> Schedule:
+def checked(made: Schedule) -> Schedule:
+    """Return a schedule whose certificate holds: the given one, else the plain order, with a warning."""
     certificate = made.certificate()
     if certificate.ok:
         return made

@@ -167,21 +167,23 @@ def out_of_bounds(spec: Spec, program: Program) -> Iterator[Violation]:
     """Yield every access with a subscript that leaves its buffer, with a point where it does."""
     for position, s in enumerate(program.statements):
         accesses = [(load.index, storage) for load, storage in zip(loads(s.assign.value), s.storages, strict=False)]
-        for index, storage in dict.fromkeys([*accesses, (s.assign.index, s.target)]):
-            for axis, (subscript, extent) in enumerate(zip(index, storage.buffer.shape, strict=True)):
-                for inside in (Constraint(subscript), Constraint(extent - subscript - 1)):
-                    if inside.expr.is_constant and inside.expr.const >= 0:
-                        continue
-                    found = _outside(spec, program, position, inside, f"{storage.buffer.name} outside its extent "
-                                     f"{extent} in dim {axis}, by the subscript {subscript}")  # fmt: skip
-                    if found is not None:
-                        yield found
+        wanted = [
+            (inside, storage.buffer, axis, subscript)
+            for index, storage in dict.fromkeys([*accesses, (s.assign.index, s.target)])
+            for axis, (subscript, extent) in enumerate(zip(index, storage.buffer.shape, strict=True))
+            for inside in (Constraint(subscript), Constraint(extent - subscript - 1))
+            if not inside.expr.is_constant or inside.expr.const < 0
+        ]
+        if s.domain.implies(*dict.fromkeys(inside for inside, *_ in wanted)):
+            continue
+        for inside, buffer, axis, subscript in wanted:
+            if not s.domain.implies(inside):
+                yield _outside(spec, program, position, inside, f"{buffer.name} outside its extent "
+                               f"{buffer.shape[axis]} in dim {axis}, by the subscript {subscript}")  # fmt: skip
 
 
-def _outside(spec: Spec, program: Program, position: int, inside: Constraint, what: str) -> Violation | None:
+def _outside(spec: Spec, program: Program, position: int, inside: Constraint, what: str) -> Violation:
     s = program.statements[position]
-    if s.domain.implies(inside):
-        return None
     point = s.domain.constrain([replace(inside, expr=-inside.expr - 1)]).sample()
     assert point is not None
     return Violation(

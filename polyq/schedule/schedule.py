@@ -20,13 +20,13 @@ from polyq.schedule.display import loop_tree
 from polyq.schedule.legality import check_order
 from polyq.schedule.loopnest import LoopNest
 from polyq.schedule.lower import lower
+from polyq.schedule.numerics import NUMERICS
 from polyq.schedule.stages import Plan
 from polyq.schedule.target import Target
 from polyq.schedule.transforms import TRANSFORMS, changes_rounding
 
 __all__ = ["NUMERICS", "Directive", "Schedule"]
 
-NUMERICS = ("strict", "reassoc")
 _MARKS = {"vector": "vectorize", "unroll": "unroll", "parallel": "parallel", "serial": "serial"}
 
 
