@@ -33,6 +33,11 @@ def save(kernel: Kernel, path: str | os.PathLike[str]) -> tuple[Path, Path, Path
 
     The files appear whole or not at all. :class:`ArgumentError` for a name that C does not allow.
     """
+    if kernel.constants:
+        raise ArgumentError(
+            f"save: {', '.join(kernel.constants)}: constants of this kernel, which bind packs; a program in C has no "
+            "bind, so build the kernel without constants= and without prepared tensors"
+        )
     place = Path(path)
     name = place.name
     code = kernel.source.partition("*/")[2]  # the comment before it may say anything

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from polyq.affine.expr import Param
 from polyq.affine.spec import Op, Spec
-from polyq.schedule.groups import is_contraction
 
 __all__ = ["Ladder", "ladder_of"]
 
@@ -44,7 +43,7 @@ def ladder_of(spec: Spec) -> Ladder | None:
     Of several in a contraction the last serves: what stands in front of it is a batch.
     """
     for op in spec.ops:
-        rows = _rows(op) if op.reduce is not None and is_contraction(op) else []
+        rows = _rows(op) if op.reduce is not None else []
         if rows:
             return Ladder(rows[-1])
     return None
