@@ -55,12 +55,14 @@ class Walk:
     """Where lowering stands in a stage: what it computes, which remainders are taken, loop variables so far, depth.
 
     ``mains`` and ``tails`` hold outer axes of splits; with a ``#`` behind it, an axis cut where whole tiles end.
+    ``narrow`` holds those whose tiles are two wide, since wider ones are through.
     """
 
     op: Op
     region: Region
     mains: frozenset[str] = frozenset()
     tails: frozenset[str] = frozenset()
+    narrow: frozenset[str] = frozenset()
     names: tuple[tuple[str, str], ...] = ()
     depth: int = 0
 
@@ -71,6 +73,10 @@ class Walk:
     def tail(self, axis: str) -> Walk:
         """Take what whole tiles of ``axis`` leave over."""
         return replace(self, tails=self.tails | {axis})
+
+    def narrower(self, axis: str) -> Walk:
+        """Take tiles of two of what whole tiles of ``axis`` leave over."""
+        return replace(self, narrow=self.narrow | {axis})
 
     def settled(self, axis: str) -> bool:
         """Whether one of the two was taken."""
@@ -120,14 +126,16 @@ class _Lowering:
 
     def _local(self, walk: Walk) -> Local:
         """Make a stage concrete; the same for the same place, since each level of the walk asks for it."""
-        key = (walk.op.name, id(walk.region), walk.tails, walk.names)
+        key = (walk.op.name, id(walk.region), walk.tails, walk.narrow, walk.names)
         if key not in self.made:
             self.made[key] = walk.region, self._concrete(walk)  # the region is held, so that its id stays its own
         return self.made[key][1]
 
     def _concrete(self, walk: Walk) -> Local:
         op, region, tails, names = walk.op, walk.region, walk.tails, dict(walk.names)
-        stage = self.stages[op.name]
+        given = self.stages[op.name]
+        wide = {s.outer: s.factor for s in given.splits if s.outer in walk.narrow}
+        stage = replace(given, splits=tuple(replace(s, factor=2) if s.outer in wide else s for s in given.splits))
         roots = dict(zip(op.dims, region.extent, strict=True))
         size = extents(stage, roots)
         singles = {s.outer: s for s in stage.splits if s.outer in tails and stage.kind(s.inner) == "unroll"}
@@ -146,6 +154,8 @@ class _Lowering:
                 size = {**size, s.outer: size[s.axis]}
             elif s.outer in tails:
                 first[s.outer] = size[s.axis] // s.factor
+            elif s.outer in wide:
+                first[s.outer] = (_whole(stage, s.axis, size) // wide[s.outer]) * (wide[s.outer] // 2)
         constraints = [c for a in axes for c in _span(loop[a], first.get(a, Affine(0)), size[a])]
         for s in stage.splits:
             if s.outer not in singles and size[s.axis] % s.factor != Affine(0):
@@ -167,7 +177,12 @@ class _Lowering:
             count = _whole(local.stage, split.axis, local.extents)
             blocks = self._axis(walk.main(axis), frame)
             exact = count % split.factor == Affine(0) and count == local.extents[split.axis]
-            return blocks if exact else blocks + self._axis(walk.tail(axis), frame)
+            if exact:
+                return blocks
+            if axis not in walk.narrow and self._leaves_many(local, split, count):
+                walk = walk.narrower(axis)
+                blocks += self._axis(walk.main(axis), frame)
+            return blocks + self._axis(walk.tail(axis), frame)
         ragged = f"{axis}#"
         a_loop = local.stage.kind(axis) in ("serial", "parallel")
         if a_loop and not walk.settled(ragged) and len(self._ragged(walk, local)) == 1:
@@ -205,6 +220,11 @@ class _Lowering:
                 least = least + (min(k * inner[name][0], k * inner[name][1]) if name in hidden else Affine.of(atom) * k)
             found.append((c, least // -a))
         return found
+
+    def _leaves_many(self, local: Local, split: Split, count: Affine) -> bool:
+        """Whether an unknown number of iterations, two and more, may be left over: they go by two, then one by one."""
+        unrolled = local.stage.kind(split.inner) == "unroll" and local.stage.split_of(split.axis) is None
+        return unrolled and not count.is_constant and split.factor >= 4 and split.factor % 2 == 0
 
     def _peels(self, op: Op, local: Local, split: Split) -> bool:
         """Whether full tiles can be told apart: the axis is bounded by its extent alone, and the tile lies inside."""
