@@ -194,3 +194,54 @@ def test_what_a_call_computes_cannot_be_prepared():
     with pytest.raises(polyq.ScheduleError, match="u reads t, which a call computes anew"):
         Schedule.naive(two).prepare("u")
     assert Schedule.naive(two).prepare("t").prepare("u").certificate().ok
+
+
+# ---- ranges of a parameter
+def test_each_range_has_a_certified_schedule_and_the_same_values():
+    n, g, j = 96, 2, 64
+    w, stored, z, s, _ = data("u8", n, g, j, 1)
+    kernel = polyq.build(spec_of("u8", n, g, j), threads=2)
+    layer = kernel.bind(w=stored, z=z, s=s)
+    d = (w.astype(float) - z[..., None]) * s[..., None]
+    for m in (0, 1, 2, 9, 10, 11, 32, 37):
+        x = data("u8", n, g, j, m, seed=m)[-1]
+        wanted = np.einsum("mgj,ngj->mn", x.astype(float), d)
+        for got in (kernel(w=stored, z=z, s=s, x=x), layer(x=x)):
+            assert got.shape == (m, n)
+            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-2)
+        assert kernel.at(m=m).certificate.ok
+        assert layer.kernel.at(m=m).certificate.ok
+    assert kernel.at(m=1) is kernel
+    assert len({kernel.at(m=m).source for m in (1, 9, 37)}) == 3
+    assert layer.kernel.at(m=37).sizes == {"m": 128}
+
+
+def test_ranges_are_asked_for_by_the_names_of_parameters():
+    kernel = polyq.build(spec_of("u8", 64, 2, 64))
+    with pytest.raises(polyq.ArgumentError, match=r"at: q=3: expected whole numbers .* \(m\)"):
+        kernel.at(q=3)
+    with pytest.raises(polyq.ArgumentError, match="at: m=-1"):
+        kernel.at(m=-1)
+    assert polyq.build(polyq.parse("y[i] = 2 * x[i]", x=("f32", ("n",)))).at(n=5).sizes == {}
+
+
+def test_strict_is_the_same_bound_unbound_and_interpreted_in_every_range():
+    n, g, j = 40, 2, 32
+    _, stored, z, s, _ = data("u8", n, g, j, 1)
+    kernel = polyq.build(spec_of("u8", n, g, j), numerics="strict")
+    layer = kernel.bind(w=stored, z=z, s=s)
+    for m in (1, 3, 9, 33):
+        x = data("u8", n, g, j, m, seed=m)[-1]
+        wanted = polyq.interpret(kernel.spec, w=stored, z=z, s=s, x=x)
+        np.testing.assert_array_equal(kernel(w=stored, z=z, s=s, x=x), wanted)
+        np.testing.assert_array_equal(layer(x=x), wanted)
+
+
+def test_the_inner_loop_of_a_packed_tile_reads_one_stretch_and_keeps_its_sums():
+    source = polyq.build(spec_of("u8", 4096, 32, 128), constants=("w", "z", "s"), target="avx2").source
+    loop = source[source.rindex("for (int64_t jb") :]
+    loop = loop[: loop.index("\n        }")]
+    assert loop.count("w_packed_words") >= 4
+    assert "load_strided" not in loop
+    assert "%" not in loop
+    assert "/" not in loop.replace("//", "").replace("/*", "").replace("*/", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -28,6 +29,8 @@ if TYPE_CHECKING:  # a kernel from the cache does without
     from polyq.schedule.ladder import Ladder
 
 __all__ = ["Bound", "Kernel"]
+
+_log = logging.getLogger("polyq")
 
 
 class Kernel:
@@ -85,6 +88,12 @@ class Kernel:
         >>> kernel.at(m=1) is kernel, kernel.at(m=100) is kernel
         (True, False)
         """
+        wrong = [f"{n}={v!r}" for n, v in params.items() if n not in self.spec.params or type(v) is not int or v < 0]
+        if wrong:
+            raise ArgumentError(
+                f"at: {', '.join(wrong)}: expected whole numbers of at least 0 for parameters of {self.spec.name} "
+                f"({', '.join(self.spec.params) or 'it has none'})"
+            )
         if self._ladder is None or self._ladder.param not in params:
             return self
         return self._rung(self._ladder.rung(params[self._ladder.param]))
@@ -102,6 +111,8 @@ class Kernel:
                 made = self._climb(rung)
                 # what was bound is packed once: a rung that would pack it otherwise cannot serve
                 same = made._plan.prologue == self._plan.prologue and made.executable.spec == self.executable.spec
+                if not same:
+                    _log.info("%s: %s would pack otherwise; its first range serves", self.spec.name, made.sizes)
                 self._rungs[rung] = made if same else self
             return self._rungs[rung]
 
