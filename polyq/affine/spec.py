@@ -25,6 +25,8 @@ REDUCTIONS = {"+": "add", "*": "mul", "min": "min", "max": "max"}
 class Tensor:
     """A named array; a shape entry is a number, or the text of a quasi-affine expression of parameters, as ``"n - 2"``.
 
+    ``signless`` says that the bits of a signed integer may come as an unsigned array of the same width as well.
+
     >>> Tensor("x", "f32", ("m", 128)).extents[0].params()
     frozenset({'m'})
     """
@@ -32,6 +34,7 @@ class Tensor:
     name: str
     dtype: str
     shape: tuple[int | str, ...]
+    signless: bool = False
 
     @property
     def extents(self) -> tuple[Affine, ...]:
