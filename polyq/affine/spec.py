@@ -165,6 +165,12 @@ class Spec:
         """Return the ops that load ``tensor``, in order."""
         return tuple(op for op in self.ops if any(r.tensor == tensor for r in op.reads))
 
+    def to_mlir(self) -> str:
+        """Return the program as an MLIR module, which :func:`polyq.from_mlir` reads back to an equal spec."""
+        from polyq.affine.mlir.writer import write_module  # that front end builds on this module
+
+        return write_module(self)
+
     # ---- building by indexing maps
     def input(self, name: str, dtype: str, shape: Sequence[int | str]) -> tuple[Spec, Tensor]:
         """Return the spec with one more input, and its tensor; a shape entry is a number or text such as ``"m"``.
