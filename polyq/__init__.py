@@ -24,6 +24,7 @@ from polyq.affine.errors import (
 if TYPE_CHECKING:
     from polyq import testing as testing
     from polyq.affine.interpret import interpret as interpret
+    from polyq.affine.mlir import from_mlir as from_mlir
     from polyq.affine.notation import parse as parse
     from polyq.affine.spec import Spec as Spec
     from polyq.affine.spec import Tensor as Tensor
@@ -46,6 +47,7 @@ __all__ = [
     "Tensor",
     "build",
     "build_many",
+    "from_mlir",
     "interpret",
     "parse",
     "testing",
@@ -57,6 +59,7 @@ _LAZY = {
     "Schedule": "polyq.schedule",
     "Spec": "polyq.affine.spec",
     "Tensor": "polyq.affine.spec",
+    "from_mlir": "polyq.affine.mlir",
     "build_many": "polyq.build.many",
     "interpret": "polyq.affine.interpret",
     "parse": "polyq.affine.notation",

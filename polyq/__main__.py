@@ -20,8 +20,10 @@ import polyq
 from polyq.affine.arrays import Array, from_storage, random_arrays, shape_of
 from polyq.affine.bounds import error_bound
 from polyq.affine.dtypes import numpy_dtype
+from polyq.affine.sample import Box, boxes, instances, part_of
 from polyq.build.housekeeping import command
 from polyq.limits import Fma, read_bandwidth
+from polyq.schedule.display import byte_size
 from polyq.schedule.evaluation import evaluation
 
 if TYPE_CHECKING:
@@ -37,6 +39,9 @@ d[n, g, j] = (f32(w[n, g, j]) - z[n, g]) * s[n, g]
 y[m, n] += x[m, g, j] * d[n, g, j]
 """
 DEFAULT_SIZE = 64
+#: the oracle takes about a second for so many instances; above, it computes samples
+MOST_INSTANCES = 1 << 27
+SAMPLES, SAMPLE_CELLS = 6, 64
 
 
 class _Parser(argparse.ArgumentParser):
@@ -68,12 +73,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m polyq", description=(__doc__ or "").partition(": ")[2])
     parser.epilog = "python -m polyq cache: list or clean the kernels that are kept on disk"
-    parser.add_argument("file", nargs="?", metavar="FILE", help="a program in index notation; default: the flagship")
+    program = "a program in index notation, or in MLIR (*.mlir); default: the flagship"
+    parser.add_argument("file", nargs="?", metavar="FILE", help=program)
+    parser.add_argument("--function", metavar="NAME", help="the function of an MLIR file that has several")
     parser.add_argument("--emit", choices=("schedule", "loops", "c"), help="print this and stop")
     parser.add_argument("--threads", type=_positive, metavar="N", help="at most so many threads; default: all cores")
     parser.add_argument("--numerics", default="reassoc", help="strict or reassoc (default)")
     parser.add_argument("--target", default="native", help="native (default), c, sse, avx2, avx512, neon")
     values = f"the value of a parameter; default {DEFAULT_SIZE}, m=1 and m=16 for the flagship"
+    data = "an input's data; the others are random"
+    parser.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", type=_input, help=data)
+    parser.add_argument("--save", metavar="FILE.npz", help="write inputs and outputs of the run to this file")
     parser.add_argument("--set", action="append", default=[], metavar="P=N", type=_setting, help=values)
     return parser
 
@@ -91,10 +101,25 @@ def _setting(text: str) -> tuple[str, int]:
     return name.strip(), int(value)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _input(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not (sign and name.strip() and value.strip()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=FILE.npy, such as w=weights.npy")
+    return name.strip(), value.strip()
+
+
+def _program(options: argparse.Namespace) -> tuple[str, Spec]:
+    """Return the text of the program and its spec."""
     text = FLAGSHIP if options.file is None else Path(options.file).read_text(encoding="utf-8")
-    spec = polyq.parse(text)
-    runs = _parameter_values(spec, dict(options.set), flagship=options.file is None)
+    if options.file is None or Path(options.file).suffix != ".mlir":
+        return text, polyq.parse(text)
+    return text, polyq.from_mlir(Path(options.file), function=options.function)
+
+
+def _run(options: argparse.Namespace) -> int:
+    text, spec = _program(options)
+    data = _given_data(spec, dict(options.input))
+    runs = _parameter_values(spec, {**_sizes(spec, data), **dict(options.set)}, flagship=options.file is None)
     if options.emit:
         print(_emitted(spec, options))
         return 0
@@ -106,7 +131,7 @@ def _run(options: argparse.Namespace) -> int:
     unset = [name for name in spec.params if name not in runs[0]]
     if unset:
         print(f"  note         {', '.join(unset)} not given: {DEFAULT_SIZE}; --set {unset[0]}=N changes it")
-    right = [_one_run(kernel, {name: run.get(name, DEFAULT_SIZE) for name in spec.params}) for run in runs]
+    right = [_one_run(kernel, {n: run.get(n, DEFAULT_SIZE) for n in spec.params}, data, options.save) for run in runs]
     return 0 if all(right) else 1
 
 
@@ -119,6 +144,33 @@ def _parameter_values(spec: Spec, given: dict[str, int], *, flagship: bool) -> l
     return [{"m": 1}, {"m": 16}] if flagship and not given else [given]
 
 
+def _given_data(spec: Spec, files: dict[str, str]) -> dict[str, Array]:
+    """Return the arrays of ``--input``, each for an input of the program."""
+    for name in files:
+        if name not in spec.input_names:
+            known = ", ".join(map(str, spec.inputs)) or "none"
+            raise polyq.ArgumentError(f"--input {name}: the program has no such input; its inputs: {known}")
+    found: dict[str, Array] = {}
+    for name, file in files.items():
+        try:
+            found[name] = np.load(file, allow_pickle=False)
+        except ValueError as error:
+            raise polyq.ArgumentError(f"--input {name}: {file} is no array in numpy's format: {error}") from None
+    return found
+
+
+def _sizes(spec: Spec, data: dict[str, Array]) -> dict[str, int]:
+    """Return the parameters that the shapes of given arrays determine."""
+    found: dict[str, int] = {}
+    for name, array in data.items():
+        shape = spec.tensor(name).shape
+        if len(shape) == array.ndim:
+            found.update(
+                {p: n for p, n in zip(shape, array.shape, strict=True) if isinstance(p, str) and p in spec.params}
+            )
+    return found
+
+
 def _emitted(spec: Spec, options: argparse.Namespace) -> str:
     from polyq.emit import generate
     from polyq.schedule import Schedule
@@ -129,38 +181,73 @@ def _emitted(spec: Spec, options: argparse.Namespace) -> str:
     return str(schedule.nest) if options.emit == "loops" else generate(schedule).source.rstrip("\n")
 
 
-def _one_run(kernel: Kernel, parameters: dict[str, int]) -> bool:
+def _one_run(kernel: Kernel, parameters: dict[str, int], data: dict[str, Array], save: str | None) -> bool:
     """Check and time the kernel at one set of sizes; return whether it is within its bound."""
     spec = kernel.spec
-    given: dict[str, Any] = {**random_arrays(spec, parameters), **parameters}
+    arrays = {**random_arrays(spec, parameters), **data}
     sizes = ", ".join(f"{name} = {value}" for name, value in parameters.items())
-    print(f"\nrun on random data{', ' + sizes if sizes else ''}")
-    # the oracle runs first: a kernel that wrote into its inputs must not change what it is compared with
-    expected = _logical(spec, polyq.interpret(spec, **given), parameters)
-    got = _logical(spec, kernel(**given), parameters)
-    exact = kernel.numerics == "strict"
-    form = evaluation(kernel.at(**parameters).schedule)
-    bounds = [np.zeros(y.shape) for y in expected] if exact else error_bound(spec, given, expected, evaluation=form)
-    right = True
-    for tensor, y, reference, bound in zip(spec.outputs, got, expected, bounds, strict=True):
-        error, allowed, within = _error(y, reference, bound)
-        right = right and within
-        verdict = "within the bound" if within else "OUTSIDE THE BOUND"
-        part = f"{error / (_largest(reference) or 1.0):.1e} of the largest value"
-        print(f"  {tensor.name:<12} error {error:.2g} at most ({part}), bound {allowed:.2g} there: {verdict}")
-    result = kernel.benchmark(**{name: given[name] for name in parameters})
+    source = f"{', '.join(data)} as given, random data for the others" if data else "random data"
+    print(f"\nrun on {source}{', ' + sizes if sizes else ''}")
+    results, right = _checked(kernel, parameters, arrays)
+    if save is not None:
+        found: dict[str, Any] = {**arrays, **dict(zip(spec.output_names, results, strict=True))}
+        np.savez(save, **found)
+    result = kernel.benchmark(**cast("dict[str, Any]", parameters))
     low, high = result.spread
     threads = f"{result.threads} thread{'s' * (result.threads != 1)}"
     print(f"  time         {result.median * 1e3:.3f} ms ({low * 1e3:.3f} to {high * 1e3:.3f}), {threads}, cold data")
     limit = _read_limit(result.threads)
     fraction = f"{result.bytes / result.median / limit:.2f} of the {limit / 1e9:.1f} GB/s that {threads} read here"
-    print(f"  memory       {result.gbps:.2f} GB/s, {fraction}")
+    print(f"  memory       {byte_size(result.bytes)}, {result.gbps:.2f} GB/s, {fraction}")
     if result.operations:
         peak = _arithmetic_limit(result.threads)
         rate = result.operations / result.median
         share = f"{rate / peak:.2f} of the {peak / 1e9:.0f} GFLOP/s of f32 multiply-adds here"
         print(f"  arithmetic   {rate / 1e9:.3g} GFLOP/s, {share}")
     return right
+
+
+def _checked(kernel: Kernel, parameters: dict[str, int], arrays: dict[str, Any]) -> tuple[tuple[Array, ...], bool]:
+    """Compare the kernel's results with the oracle's, whole or, where that would take long, in samples; print how."""
+    spec = kernel.spec
+    given: dict[str, Any] = {**arrays, **parameters}
+    parts: list[dict[str, Box]] = [{}]
+    if instances(spec, parameters) > MOST_INSTANCES:
+        chosen = [boxes(t, parameters, SAMPLE_CELLS, SAMPLES) for t in spec.outputs]
+        parts = [dict(zip(spec.output_names, one, strict=True)) for one in zip(*chosen, strict=True)]
+    # the oracle runs first: a kernel that wrote into its inputs must not change what it is compared with
+    form = evaluation(kernel.at(**parameters).schedule)
+    oracle: list[tuple[list[Array], Sequence[Array]]] = []
+    for part in parts:
+        small = part_of(spec, part, parameters) if part else spec
+        expected = _logical(spec, polyq.interpret(small, **given), parameters)
+        if kernel.numerics == "strict":
+            bounds: Sequence[Array] = [np.zeros(y.shape) for y in expected]
+        else:
+            bounds = error_bound(small, given, expected, evaluation=None if part else form)
+        oracle.append((expected, bounds))
+    results = _tuple(kernel(**given))
+    right = True
+    for k, (tensor, y) in enumerate(zip(spec.outputs, _logical(spec, results, parameters), strict=True)):
+        cut = [tuple(slice(*ends) for ends in part.get(tensor.name, ())) for part in parts]
+        mine = [np.ravel(y[c]) for c in cut]
+        theirs = [np.ravel(expected[k][c]) for c, (expected, _) in zip(cut, oracle, strict=True)]
+        allowed = [np.ravel(bound[k][c]) for c, (_, bound) in zip(cut, oracle, strict=True)]
+        right = (
+            _report(tensor.name, np.concatenate(mine), np.concatenate(theirs), np.concatenate(allowed), y.size)
+            and right
+        )
+    return results, right
+
+
+def _report(name: str, y: Array, reference: Array, bound: Array, size: int) -> bool:
+    """Print the error of one output; return whether it is within the bound."""
+    error, allowed, within = _error(y, reference, bound)
+    verdict = "within the bound" if within else "OUTSIDE THE BOUND"
+    part = f"{error / (_largest(reference) or 1.0):.1e} of the largest value"
+    sample = "" if y.size >= size else f" ({y.size} of {size} cells)"
+    print(f"  {name:<12} error {error:.2g} at most ({part}), bound {allowed:.2g} there: {verdict}{sample}")
+    return within
 
 
 @lru_cache(maxsize=8)

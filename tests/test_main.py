@@ -98,7 +98,7 @@ def test_a_program_from_a_file(program, capsys, bandwidth, numerics):
     assert error <= bound < 1e-3
     assert bound > 0 or numerics == "strict"
     assert re.search(r"^  time +\d+\.\d{3} ms \(.*\), 1 thread, cold data$", out, re.MULTILINE)
-    assert re.search(r"^  memory +\d+\.\d\d GB/s, \d+\.\d\d of the 10\.0 GB/s that 1 thread read here$", out, re.MULTILINE)
+    assert re.search(r"^  memory +\S+ \S*B, \d+\.\d\d GB/s, \d+\.\d\d of the 10\.0 GB/s that 1 thread read here$", out, re.MULTILINE)
     assert re.search(r"^  build +\d+\.\d\d s \(", out, re.MULTILINE)
     assert "certificate" in out
     assert "not given" not in out

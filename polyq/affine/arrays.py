@@ -165,7 +165,9 @@ def to_storage(tensor: Tensor, value: object) -> tuple[Array, tuple[int, ...] | 
     if array.dtype == expected:
         return array, None
     name = array.dtype.name
-    if info(tensor.dtype).packed and name == _ML_NAMES[tensor.dtype]:
+    if tensor.signless and name == f"u{expected.name}":
+        return _as_signed(array, expected), None
+    if info(tensor.dtype).packed and name in (_ML_NAMES[tensor.dtype], "u" * tensor.signless + _ML_NAMES[tensor.dtype]):
         logical = array.astype(np.int8 if info(tensor.dtype).kind == "i" else np.uint8)
         return pack(tensor.dtype, logical), array.shape
     if tensor.dtype == "bf16" and name == "bfloat16":
@@ -174,6 +176,11 @@ def to_storage(tensor: Tensor, value: object) -> tuple[Array, tuple[int, ...] | 
         return array.astype(expected), None  # foreign byte order: the values are right, only their bytes turn
     wanted = _expected_dtype(tensor.dtype)
     raise ArgumentTypeError(f"{tensor.name}: expected {wanted}, got dtype {name}{_advice(tensor)}")
+
+
+def _as_signed(array: Array, expected: np.dtype[Any]) -> Array:
+    """Return the same bits as signed integers of the same width."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False).view(expected)
 
 
 _ML_NAMES = {"u4": "uint4", "i4": "int4", "u2": "uint2", "i2": "int2"}
@@ -335,6 +342,8 @@ def _odd_f32(values: Array) -> Array:
 
 def from_storage(tensor: Tensor, array: Array, shape: tuple[int, ...]) -> Array:
     """Return the logical array of a storage array; it may share memory with it."""
+    if info(tensor.dtype).kind == "u" and array.dtype.kind == "i":  # a spec that is told with the type that is read
+        array = array.view(f"u{array.dtype.itemsize}")
     if info(tensor.dtype).packed:
         return unpack(tensor.dtype, array, shape[-1] if shape else 1)
     if tensor.dtype == "bf16":

@@ -25,6 +25,8 @@ REDUCTIONS = {"+": "add", "*": "mul", "min": "min", "max": "max"}
 class Tensor:
     """A named array; a shape entry is a number, or the text of a quasi-affine expression of parameters, as ``"n - 2"``.
 
+    ``signless`` says that the bits of a signed integer may come as an unsigned array of the same width as well.
+
     >>> Tensor("x", "f32", ("m", 128)).extents[0].params()
     frozenset({'m'})
     """
@@ -32,6 +34,7 @@ class Tensor:
     name: str
     dtype: str
     shape: tuple[int | str, ...]
+    signless: bool = False
 
     @property
     def extents(self) -> tuple[Affine, ...]:
@@ -161,6 +164,12 @@ class Spec:
     def readers(self, tensor: str) -> tuple[Op, ...]:
         """Return the ops that load ``tensor``, in order."""
         return tuple(op for op in self.ops if any(r.tensor == tensor for r in op.reads))
+
+    def to_mlir(self) -> str:
+        """Return the program as an MLIR module, which :func:`polyq.from_mlir` reads back to an equal spec."""
+        from polyq.affine.mlir.writer import write_module  # that front end builds on this module
+
+        return write_module(self)
 
     # ---- building by indexing maps
     def input(self, name: str, dtype: str, shape: Sequence[int | str]) -> tuple[Spec, Tensor]:

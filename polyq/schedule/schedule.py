@@ -15,6 +15,7 @@ from typing import Any, cast
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint
 from polyq.affine.spec import Spec
+from polyq.affine.unsigned import bits_as_read
 from polyq.schedule.certificate import Certificate, certify
 from polyq.schedule.display import loop_tree
 from polyq.schedule.legality import check_order
@@ -134,7 +135,7 @@ class Schedule:
 
     @cached_property
     def _certificate(self) -> Certificate:
-        return certify(self.plan.spec, self.nest, self.numerics, self.spec)
+        return certify(self.plan.spec, self.nest, self.numerics, bits_as_read(self.spec))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("spec", "numerics", "target", "directives", "notes")}

@@ -13,6 +13,7 @@ from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine
 from polyq.affine.rewrite import widen_sums
 from polyq.affine.spec import Op, Spec
+from polyq.affine.unsigned import bits_as_read
 
 __all__ = ["Plan", "Split", "Stage"]
 
@@ -99,7 +100,7 @@ class Plan:
     @staticmethod
     def of(spec: Spec) -> Plan:
         """Return the plan that runs each op on its own, in the order of its dims; 16-bit sums are widened."""
-        spec = widen_sums(spec)
+        spec = bits_as_read(widen_sums(spec))
         return Plan(spec, tuple(Stage(op.name, op.dims) for op in spec.ops))
 
     def stage(self, op: str) -> Stage:
