@@ -84,6 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     data = "an input's data; the others are random"
     parser.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", type=_input, help=data)
     parser.add_argument("--save", metavar="FILE.npz", help="write inputs and outputs of the run to this file")
+    bound = "inputs that stay the same between calls, packed once; default: the flagship's weights"
+    parser.add_argument("--bind", metavar="NAME,...", type=_names, help=bound)
     parser.add_argument("--set", action="append", default=[], metavar="P=N", type=_setting, help=values)
     return parser
 
@@ -99,6 +101,10 @@ def _setting(text: str) -> tuple[str, int]:
     if not (sign and name.strip() and value.strip().isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=NUMBER, such as m=16")
     return name.strip(), int(value)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _input(text: str) -> tuple[str, str]:
@@ -120,10 +126,13 @@ def _run(options: argparse.Namespace) -> int:
     text, spec = _program(options)
     data = _given_data(spec, dict(options.input))
     runs = _parameter_values(spec, {**_sizes(spec, data), **dict(options.set)}, flagship=options.file is None)
+    constants = options.bind if options.bind is not None else ("w", "z", "s") if options.file is None else ()
     if options.emit:
-        print(_emitted(spec, options))
+        print(_emitted(spec, options, constants))
         return 0
-    kernel = polyq.build(spec, numerics=options.numerics, threads=options.threads, target=options.target)
+    kernel = polyq.build(
+        spec, numerics=options.numerics, threads=options.threads, target=options.target, constants=constants
+    )
     print(f"polyq {_version()}\n\nprogram\n{_indent(text.strip())}\n\nschedule\n{_indent(str(kernel.schedule))}\n")
     print(repr(kernel))
     for note in spec.notes:
@@ -171,11 +180,14 @@ def _sizes(spec: Spec, data: dict[str, Array]) -> dict[str, int]:
     return found
 
 
-def _emitted(spec: Spec, options: argparse.Namespace) -> str:
+def _emitted(spec: Spec, options: argparse.Namespace, constants: tuple[str, ...]) -> str:
     from polyq.emit import generate
     from polyq.schedule import Schedule
 
-    schedule = Schedule.auto(spec, numerics=options.numerics, target=options.target)
+    unknown = [name for name in constants if name not in spec.input_names]
+    if unknown:
+        raise polyq.ArgumentError(f"--bind {unknown[0]}: the program has no such input ({', '.join(spec.input_names)})")
+    schedule = Schedule.auto(spec, numerics=options.numerics, target=options.target, constants=constants)
     if options.emit == "schedule":
         return str(schedule)
     return str(schedule.nest) if options.emit == "loops" else generate(schedule).source.rstrip("\n")
@@ -226,7 +238,9 @@ def _checked(kernel: Kernel, parameters: dict[str, int], arrays: dict[str, Any])
         else:
             bounds = error_bound(small, given, expected, evaluation=None if part else form)
         oracle.append((expected, bounds))
-    results = _tuple(kernel(**given))
+    held = {name: given[name] for name in kernel.constants}
+    call = kernel.bind(**held) if held else kernel
+    results = _tuple(call(**{name: value for name, value in given.items() if name not in held}))
     right = True
     for k, (tensor, y) in enumerate(zip(spec.outputs, _logical(spec, results, parameters), strict=True)):
         cut = [tuple(slice(*ends) for ends in part.get(tensor.name, ())) for part in parts]

@@ -211,3 +211,19 @@ def test_every_folder_of_code_is_packaged():
     folders = {p.parent.relative_to(ROOT).as_posix().replace("/", ".") for p in (ROOT / "polyq").rglob("__init__.py")}
     assert set(metadata["tool"]["setuptools"]["packages"]) == folders
     assert metadata["project"]["name"] == "polyq-loops"
+
+
+# ---- inputs that are bound
+def test_bound_inputs_are_packed_and_checked(program, capsys, bandwidth):
+    text = "a: f32[96, 700]\nx: f32[m, 700]\ny[m, i] += a[i, k] * x[m, k]\n"
+    assert command.main([program(text), "--bind", "a", "--set", "m=3"]) == 0
+    out = capsys.readouterr().out
+    assert "  constants    a\n" in out
+    assert "prepared once: a.packed" in out
+    assert "within the bound" in out
+
+
+@pytest.mark.parametrize("options", [[], ["--emit", "schedule"]])
+def test_an_unknown_bound_input_is_refused(program, capsys, options):
+    assert command.main([program(MATVEC), "--bind", "q", *options]) == 2
+    assert "q" in capsys.readouterr().err
