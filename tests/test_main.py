@@ -215,7 +215,7 @@ def test_every_folder_of_code_is_packaged():
 
 # ---- inputs that are bound
 def test_bound_inputs_are_packed_and_checked(program, capsys, bandwidth):
-    text = "a: f32[96, 700]\nx: f32[m, 700]\ny[m, i] += a[i, k] * x[m, k]\n"
+    text = "a: u8[96, 256]\nx: f32[m, 256]\ny[m, i] += f32(a[i, k]) * x[m, k]\n"
     assert command.main([program(text), "--bind", "a", "--set", "m=3"]) == 0
     out = capsys.readouterr().out
     assert "  constants    a\n" in out

@@ -245,3 +245,12 @@ def test_the_inner_loop_of_a_packed_tile_reads_one_stretch_and_keeps_its_sums():
     assert "load_strided" not in loop
     assert "%" not in loop
     assert "/" not in loop.replace("//", "").replace("/*", "").replace("*/", "")
+
+
+def test_all_ranges_of_a_plain_multiply_read_the_same_packed_operand():
+    spec = polyq.parse("y[i, j] += x[i, k] * a[j, k]", x=("f32", ("m", 256)), a=("f32", (256, 256)))
+    kernel = polyq.build(spec, constants=("a",))
+    for m in (1, 4, 40):
+        assert "a: packed when it is bound" in kernel.at(m=m).explain()
+        assert kernel.at(m=m).executable.spec == kernel.executable.spec
+    assert kernel.at(m=40) is not kernel

@@ -90,7 +90,9 @@ def choose_tile(draft: Draft, op: Op, single: frozenset[str] = frozenset()) -> T
         usable = size_of(op.extent(dim)) >= (2 * lanes if reduced else 2) and dim not in bound | single
         if usable and (not reduced or exact or draft.relaxed):
             found += _tiles(draft, op, dim, reduced, lanes, [d for d in result if d != dim and d not in fixed])
-    return min(found, key=lambda t: t.cost, default=None)
+    # one packed layout serves every range of a parameter, so all of them put lanes where it was packed for
+    packed = [t for t in found if t.free]
+    return min(packed or found, key=lambda t: t.cost, default=None)
 
 
 def _tiles(draft: Draft, op: Op, dim: str, reduced: bool, lanes: int, others: list[str]) -> list[Tile]:
