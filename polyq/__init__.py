@@ -24,6 +24,7 @@ from polyq.affine.errors import (
 if TYPE_CHECKING:
     from polyq import testing as testing
     from polyq.affine.interpret import interpret as interpret
+    from polyq.affine.layout import Layout as Layout
     from polyq.affine.mlir import from_mlir as from_mlir
     from polyq.affine.notation import parse as parse
     from polyq.affine.spec import Spec as Spec
@@ -39,6 +40,7 @@ __all__ = [
     "BuildError",
     "CompilerNotFound",
     "Kernel",
+    "Layout",
     "PolyqError",
     "Schedule",
     "ScheduleError",
@@ -56,6 +58,7 @@ __all__ = [
 #: What loads when it is first used, so that ``import polyq`` costs little more than numpy: name -> its module.
 _LAZY = {
     "Kernel": "polyq.build.kernel",
+    "Layout": "polyq.affine.layout",
     "Schedule": "polyq.schedule",
     "Spec": "polyq.affine.spec",
     "Tensor": "polyq.affine.spec",

@@ -14,6 +14,7 @@ from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint, Dim
 from polyq.affine.program import identity
 from polyq.affine.scalar import Cast, Const, Index, Load, Scalar, map_scalar, substitute_dims
+from polyq.affine.sets import Domain
 from polyq.affine.spec import Op, Spec, Tensor
 
 __all__ = [
@@ -326,12 +327,12 @@ def copy_of(
     that holds element ``(e0, e1, ...)`` of the tensor, written with dims ``e0, e1, ...``.
 
     rewrite: ``y += x[k]`` -> ``x.packed[v, l] = x[8*v + l]; y += x.packed[k // 8, k % 8]``
-    requires: ``source(place(e)) == e`` for every element; checked by substitution here.
+    requires: ``source(place(e)) == e`` for every element; checked by substitution here, or by isl.
     """
     t = spec.tensor(tensor)
     back = tuple(e.substitute(dict(zip(dims, place, strict=True))) for e in source)
     wanted = tuple(Affine.dim(f"e{i}") for i in range(len(t.shape)))
-    if back != wanted:
+    if back != wanted and not _identity_on(t, back):
         raise ScheduleError(
             f"copy of {tensor}: the layout is not the inverse of its placement: {', '.join(map(str, back))}"
         )
@@ -355,6 +356,14 @@ def copy_of(
     return spec.with_ops(
         (*ops[:first], copy, *ops[first:]), (*spec.all_tensors, Tensor(name, t.dtype, tuple(map(entry, shape))))
     )
+
+
+def _identity_on(tensor: Tensor, back: Sequence[Affine]) -> bool:
+    """Whether expressions of ``e0, e1, ...`` give every element of a tensor itself."""
+    names = [f"e{i}" for i in range(len(tensor.shape))]
+    spans = zip(map(Affine.dim, names), tensor.extents, strict=True)
+    box = Domain.make(names, [c for d, n in spans for c in (Constraint(d), Constraint(n - 1 - d))])
+    return all(box.implies(Constraint(b - Affine.dim(d), equality=True)) for d, b in zip(names, back, strict=True))
 
 
 def constant_ranges(op: Op) -> dict[str, tuple[int, int]]:

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint
+from polyq.affine.layout import Layout
 from polyq.affine.spec import Spec
 from polyq.affine.unsigned import bits_as_read
 from polyq.schedule.certificate import Certificate, certify
@@ -23,6 +24,7 @@ from polyq.schedule.loopnest import LoopNest
 from polyq.schedule.lower import lower
 from polyq.schedule.numerics import NUMERICS
 from polyq.schedule.stages import Plan
+from polyq.schedule.storage import pack
 from polyq.schedule.target import Target
 from polyq.schedule.transforms import TRANSFORMS, changes_rounding
 
@@ -268,6 +270,23 @@ class Schedule:
     def prepare(self, tensor: str) -> Schedule:
         """Compute a temporary once, when ``bind`` is given the inputs that it comes from."""
         return self._with("prepare", tensor=tensor)
+
+    def pack(self, tensor: str, layout: Layout, *, bind: bool | None = None, through: Sequence[str] = ()) -> Schedule:
+        """Store a tensor in another layout.
+
+        The readers of an input read a packed copy. ``bind`` makes it once where it can (the kernel then needs that
+        input bound), else every call does; ``bind=False`` asks for the latter, ``bind=True`` refuses it. A temporary is
+        stored that way by its writers, whose loops follow the storage, at no pass of its own. An output is computed in
+        the layout and copied out once. ``through`` names further tensors, to be laid out as ``tensor`` is where ops
+        join them: see :func:`polyq.affine.relayout.carried`.
+
+        rewrite: ``y[n] += w[n, k]`` -> ``w.packed[s0, s1, s2] = w[32*s0 + s1, s2]; y[n] += w.packed[n//32, n%32, k]``
+        """
+        return pack(self, tensor, layout, bind, _names(through))
+
+    def store_as(self, tensor: str, layout: Layout) -> Schedule:
+        """Store a temporary in another layout, or let all readers of an input read a copy that has it."""
+        return self._with("store_as", tensor=tensor, layout=layout)
 
     @property
     def constants(self) -> tuple[str, ...]:

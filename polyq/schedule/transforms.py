@@ -17,6 +17,7 @@ from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint
 from polyq.affine.spec import Spec
 from polyq.schedule.stages import KINDS, Plan
+from polyq.schedule.storage import store_as
 
 __all__ = ["REWRITES", "TRANSFORMS", "changes_rounding"]
 
@@ -212,7 +213,7 @@ TRANSFORMS: dict[str, Callable[..., Plan]] = {
     for f in (
         split, reorder, mark, fuse, unfuse, prefetch, stream, prepare,
         inline, split_dim, partial_sums, distribute, factor, scale_fields, accumulate, copy_of,
-        shift, trim_fill,
+        shift, trim_fill, store_as,
     )
 }  # fmt: skip
 REWRITES = frozenset(
@@ -227,6 +228,7 @@ REWRITES = frozenset(
         "copy_of",
         "shift",
         "trim_fill",
+        "store_as",
     }
 )
 
