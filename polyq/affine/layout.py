@@ -189,9 +189,7 @@ class Layout:
         there, back = block_order(expression, block, inverse)
         cells = _cells(len(self.storage))
         first, inside = cells[at] // block * block, {"i": cells[at] % block}
-        place, source = (
-            [*cells[:at], first + e.substitute(inside), *cells[at + 1 :]] for e in (there, back)
-        )
+        place, source = ([*cells[:at], first + e.substitute(inside), *cells[at + 1 :]] for e in (there, back))
         sizes = list(self.extents)
         sizes[at] = _tiles(sizes[at], block) * block
         return self._step(sizes, place, source, fill)
@@ -318,7 +316,7 @@ class Layout:
             raise ArgumentError(f"pack: the padding {self.fill} is no value of {elements.dtype}")
         cells = np.full(_sizes(self.storage, known), value, elements.dtype)
         cells[self.cells(elements.shape, known)] = elements
-        return arrays.pack(dtype, cells) if _is_packed(dtype) else cells
+        return arrays.pack(dtype, cells) if dtype is not None and dtypes.info(dtype).packed else cells
 
     def unpack(self, stored: object, /, dtype: str | None = None, **params: int) -> Array:
         """Return the elements of a stored array, the inverse of :meth:`pack`; parameters of the shape by name."""
@@ -329,7 +327,7 @@ class Layout:
         expected = self.storage_shape(dtype or "u8", **params)
         if cells.shape != expected:
             raise ArgumentError(f"unpack: expected the stored shape {expected}, got {cells.shape}")
-        if dtype is not None and _is_packed(dtype):
+        if dtype is not None and dtypes.info(dtype).packed:
             cells = arrays.unpack(dtype, cells, _sizes(self.storage, params)[-1])
         return cells[self.cells(_sizes(self.shape, params), params)]
 
@@ -372,7 +370,12 @@ class Layout:
         return str(self.map)
 
     def __repr__(self) -> str:
-        parts = [repr(str(self)), f"shape={self.shape}", f"storage={self.storage}", f"inverse={str(self.inverse_map)!r}"]
+        parts = [
+            repr(str(self)),
+            f"shape={self.shape}",
+            f"storage={self.storage}",
+            f"inverse={str(self.inverse_map)!r}",
+        ]
         return f"Layout.parse({', '.join(parts)}{f', fill={self.fill!r}' if self.fill else ''})"
 
 
@@ -419,10 +422,6 @@ def _sizes(shape: tuple[int | str, ...], params: Mapping[str, int]) -> tuple[int
 
 def _ranges(dims: Sequence[str], shape: tuple[int | str, ...]) -> dict[str, tuple[int, int]]:
     return {d: (0, n - 1) for d, n in zip(dims, shape, strict=True) if isinstance(n, int)}
-
-
-def _is_packed(dtype: str | None) -> bool:
-    return dtype is not None and dtypes.info(dtype).packed
 
 
 def _content(extent: Affine) -> int:

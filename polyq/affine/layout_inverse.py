@@ -62,12 +62,16 @@ def shared_cell(m: AffineMap, box: Domain) -> str | None:
     other = [f"{d}'" for d in m.dims]
     pairs = to_cell.compose(to_cell.inverse()).renamed(m.dims, other)
     for k, d in enumerate(m.dims):
-        before = [Constraint(Affine.dim(b) - Affine.dim(a), equality=True) for a, b in zip(m.dims[:k], other, strict=False)]
+        before = [
+            Constraint(Affine.dim(b) - Affine.dim(a), equality=True) for a, b in zip(m.dims[:k], other, strict=False)
+        ]
         found = pairs.constrain([*before, Constraint(Affine.dim(other[k]) - Affine.dim(d) - 1)]).sample()
         if found is not None:
             one, two, params = found
             at = [str(e.evaluate(one, params)) for e in m.results]
-            return f"({_named(m.dims, one)}) and ({_named(m.dims, list(two.values()))}) share the cell ({', '.join(at)})"
+            return (
+                f"({_named(m.dims, one)}) and ({_named(m.dims, list(two.values()))}) share the cell ({', '.join(at)})"
+            )
     return None
 
 
@@ -131,7 +135,12 @@ def block_order(expression: str, block: int, inverse: str | None) -> tuple[Affin
     else:
         back = _digits_back(table)
         if back is None:
-            found = Relation.function(box_of(["i"], [Affine(block)]), [there], ["p"]).inverse().renamed(["i"], ["e"]).as_affine()
+            found = (
+                Relation.function(box_of(["i"], [Affine(block)]), [there], ["p"])
+                .inverse()
+                .renamed(["i"], ["e"])
+                .as_affine()
+            )
             back = found[0] if found else None
     if back is None or any(back.evaluate({"i": p}) != i for i, p in enumerate(table)):
         what = "no inverse was found; pass inverse=" if inverse is None else f"{inverse!r} is not its inverse"

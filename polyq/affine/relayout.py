@@ -26,7 +26,9 @@ def fitting(spec: Spec, tensor: str, layout: Layout) -> Tensor:
     """Return the tensor if the layout is one of its shape; :class:`ScheduleError` otherwise."""
     t = spec.tensor(tensor)
     if Tensor("", "u8", layout.shape).extents != t.extents:
-        raise ScheduleError(f"pack({tensor!r}): {t} was given a layout of the shape ({_listed(layout.shape)}): {layout}")
+        raise ScheduleError(
+            f"pack({tensor!r}): {t} was given a layout of the shape ({_listed(layout.shape)}): {layout}"
+        )
     return t
 
 
@@ -120,7 +122,7 @@ def _apart(names: Sequence[str], taken: Collection[str]) -> list[str]:
     found: list[str] = []
     for name in names:
         while name in taken or name in found:
-            name += "_"  # noqa: PLW2901 - the next candidate
+            name += "_"
         found.append(name)
     return found
 
@@ -171,11 +173,16 @@ def _across(spec: Spec, op: Op, here: str, layout: Layout, there: str) -> Layout
     for e, size in zip(layout.place, layout.storage, strict=True):
         to_cell = meets.compose(Relation.function(box, [e.substitute(values)], ["s"]))
         found = to_cell.as_affine()
-        if found is None:
-            lost.append(f"{there}[{_two_cells(to_cell)} along the axis {e} of {here}, which therefore falls away")
-        else:
+        if found is not None:
             place += found
             storage.append(size)
+        elif to_cell.is_single_valued():
+            raise ScheduleError(
+                f"pack: the axis {e} of the layout {layout} of {here} is no single affine expression of the subscripts "
+                f"of {there} in `{op}`"
+            )
+        else:
+            lost.append(f"{there}[{_two_cells(to_cell)} along the axis {e} of {here}, which therefore falls away")
     t = spec.tensor(there)
     try:
         m = AffineMap(names, tuple(place))
@@ -190,11 +197,10 @@ def _across(spec: Spec, op: Op, here: str, layout: Layout, there: str) -> Layout
 
 def _two_cells(to_cell: Relation) -> str:
     """Name an element and two coordinates that it meets."""
-    later = to_cell.subtract(to_cell.lexmin()).sample()
-    if later is None:
-        return "...] meets one cell each, but by no single affine expression,"
-    element, cell, _ = later
+    found = to_cell.subtract(to_cell.lexmin()).sample()
+    assert found is not None, "the caller knows that there are two"
+    element, later, _ = found
     at = [Constraint(Affine.dim(d) - v, equality=True) for d, v in element.items()]
     first = to_cell.intersect_domain(Domain.make(to_cell.in_dims, at)).lexmin().sample()
-    other = "another one" if first is None else first[1]["s"]
-    return f"{', '.join(map(str, element.values()))}] meets the cells {other} and {cell['s']}"
+    assert first is not None, "it meets the later one at least"
+    return f"{', '.join(map(str, element.values()))}] meets the cells {first[1]['s']} and {later['s']}"

@@ -20,7 +20,7 @@ from polyq.build.arguments import Params, Signature, aligned_copy, bound_params,
 from polyq.build.executable import Executable
 from polyq.build.locks import ForkLock
 from polyq.build.plan import Plan, make_schedule
-from polyq.build.prepared import prepare, repeated_spec, sources
+from polyq.build.prepared import Packing, prepare, repeated_spec, sources
 
 if TYPE_CHECKING:  # a kernel from the cache does without
     from polyq.build.timing import Timing
@@ -199,7 +199,7 @@ class Kernel:
         if missing:
             raise ArgumentError(f"bind: {', '.join(missing)}: declared in constants=, and so bound here; it is missing")
         kernel = self._variant(tuple(name for name in self.spec.input_names if name in arrays))
-        return Bound(kernel, kernel.hold(arrays))
+        return Bound(kernel, *kernel.hold_packed(arrays))
 
     def _variant(self, names: tuple[str, ...]) -> Kernel:
         """Return the kernel for these bound inputs: this one, unless an automatic schedule would prepare some."""
@@ -212,17 +212,21 @@ class Kernel:
 
     def hold(self, arrays: Mapping[str, object]) -> dict[str, Array]:
         """Return what a bound callable keeps of some inputs: copies, and prepared tensors in place of others."""
+        return self.hold_packed(arrays)[0]
+
+    def hold_packed(self, arrays: Mapping[str, object]) -> tuple[dict[str, Array], Packing | None]:
+        """Return what :meth:`hold` does, and what packing cost."""
         kept = set(self.executable.spec.input_names)
         tensors = {name: self.spec.tensor(name) for name in arrays}
         # what only the prologue reads need not be copied first
         held = {n: aligned_copy(t, arrays[n]) if n in kept else dense_storage(t, arrays[n]) for n, t in tensors.items()}
         bound_params(self.spec, held)
         if self._plan.prologue is None:
-            return held
+            return held, None
         if self._prologue is None:
             raise self.executable.cannot_run()
-        made = prepare(self.spec, self._plan, self._prologue, held, self.threads)
-        return {**made, **{name: array for name, array in held.items() if name in kept}}
+        made, packing = prepare(self.spec, self._plan, self._prologue, held, self.threads)
+        return {**made, **{name: array for name, array in held.items() if name in kept}}, packing
 
     def benchmark(
         self,
@@ -272,11 +276,12 @@ def _rebuild(program: Spec | Schedule, options: dict[str, Any]) -> Kernel:
 class Bound:
     """A kernel with a snapshot of some of its inputs; call it with the others, by name or position.
 
-    ``kernel`` is the one that runs: a variant for what is bound, if there is one.
+    ``kernel`` is the one that runs: a variant for what is bound, if there is one. ``packing`` says what it cost to pack
+    the inputs, ``None`` where they are held as they came.
     """
 
-    def __init__(self, kernel: Kernel, held: dict[str, Array]) -> None:
-        self.kernel = kernel
+    def __init__(self, kernel: Kernel, held: dict[str, Array], packing: Packing | None = None) -> None:
+        self.kernel, self.packing = kernel, packing
         self._held = held
         self._names = kernel.executable.spec.input_names
         self._free = tuple(at for at, name in enumerate(self._names) if name not in held)
@@ -341,7 +346,7 @@ class Bound:
         return f"{self.kernel!r}\n  bound        {packed}{held}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Bound, (self.kernel, self._held)
+        return Bound, (self.kernel, self._held, self.packing)
 
 
 #: bytes from which another layout of a bound input may be worth a build of its own

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,33 @@ from polyq.affine.spec import Spec, Tensor
 from polyq.build import binding
 from polyq.build.plan import Plan
 
-__all__ = ["aligned_empty", "prepare", "repeated_spec", "sources"]
+__all__ = ["Packing", "aligned_empty", "prepare", "repeated_spec", "sources"]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """What packing inputs cost when they were bound.
+
+    ``taken`` and ``made`` are the bytes of the inputs that were packed and of what they became (padding included);
+    ``seconds`` is the time of the packing loops. While they run, both are in memory and nothing else of their size,
+    unless an input was strided or of another byte order and had to be copied first.
+    """
+
+    inputs: tuple[str, ...]
+    taken: int
+    made: int
+    seconds: float
+
+    @property
+    def peak(self) -> int:
+        """The bytes in memory while the loops ran: what came and what was made."""
+        return self.taken + self.made
+
+    def __str__(self) -> str:
+        return (
+            f"{', '.join(self.inputs)}: {self.taken} bytes packed as {self.made} in {1e3 * self.seconds:.2f} ms, "
+            f"peak {self.peak} bytes"
+        )
 
 
 def sources(spec: Spec, plan: Plan) -> tuple[str, ...]:
@@ -42,8 +69,8 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 def prepare(
     spec: Spec, plan: Plan, entry: tuple[binding.Entry, Any], arrays: Mapping[str, Array], threads: int
-) -> dict[str, Array]:
-    """Run the prologue on dense inputs in storage form; return the prepared tensors."""
+) -> tuple[dict[str, Array], Packing]:
+    """Run the prologue on dense inputs in storage form; return the prepared tensors, and what they cost."""
     assert plan.prologue is not None
     made = {t.name: _fresh(t) for t in plan.prepared}
     every = {**arrays, **made}
@@ -51,9 +78,13 @@ def prepare(
     shown = binding.ffi().from_buffer
     buffers = binding.pointers(len(names))([shown(every[name]) for name in names])
     call, runtime = entry
+    started = time.perf_counter()
     if call(runtime, buffers, binding.integers([]), threads):
         raise MemoryError(f"kernel {spec.name}: out of memory while inputs were bound")
-    return {name: made[name] for name in made if name in plan.module.buffers}
+    seconds, taken = time.perf_counter() - started, sources(spec, plan)
+    kept = {name: made[name] for name in made if name in plan.module.buffers}
+    size = sum(arrays[n].nbytes for n in taken)
+    return kept, Packing(taken, size, sum(array.nbytes for array in made.values()), seconds)
 
 
 def _fresh(tensor: Tensor) -> Array:
