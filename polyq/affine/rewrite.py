@@ -156,7 +156,7 @@ def begins(op: Op) -> dict[str, int]:
     """Return the constants above 0 at which ``where`` lets dims begin.
 
     >>> from polyq.affine.notation import parse
-    >>> begins(parse("y[i] = x[i - 1] where i >= 1", x=("f32", (8,))).ops[-1])
+    >>> begins(parse("y[i] = x[i - 1] where i >= 1, i < 9", x=("f32", (8,))).ops[-1])
     {'i': 1}
     """
     found: dict[str, int] = {}
