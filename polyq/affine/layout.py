@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import gcd, prod
+from math import gcd, isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,7 @@ class Layout:
         """Return this layout followed by one of its storage: ``after.place(self.place(element))``."""
         if tuple(map(str, after.shape)) != tuple(map(str, self.storage)):
             raise SpecError(f"layout {self} stores {self.storage}; {after} is a layout of {after.shape}")
-        if self.fill != after.fill and self.padded and after.padded:
+        if not _same(self.fill, after.fill) and self.padded and after.padded:
             raise SpecError(f"layout {self} pads with {self.fill}, {after} with {after.fill}: one value for both")
         ranges = _ranges(self.dims, self.shape)
         inner = dict(zip(after.dims, self.place, strict=True))
@@ -312,7 +312,7 @@ class Layout:
         elements = np.asarray(array)
         known = self._params(elements.shape, params)
         value = np.asarray(self.fill).astype(elements.dtype)
-        if not (value == self.fill or (value != value and self.fill != self.fill)):
+        if not _same(value, self.fill):
             raise ArgumentError(f"pack: the padding {self.fill} is no value of {elements.dtype}")
         cells = np.full(_sizes(self.storage, known), value, elements.dtype)
         cells[self.cells(elements.shape, known)] = elements
@@ -369,6 +369,11 @@ class Layout:
     def __str__(self) -> str:
         return str(self.map)
 
+    @property
+    def _fill_text(self) -> str:
+        plain = isinstance(self.fill, int) or isfinite(self.fill)
+        return repr(self.fill) if plain else f"float({str(self.fill)!r})"
+
     def __repr__(self) -> str:
         parts = [
             repr(str(self)),
@@ -376,7 +381,7 @@ class Layout:
             f"storage={self.storage}",
             f"inverse={str(self.inverse_map)!r}",
         ]
-        return f"Layout.parse({', '.join(parts)}{f', fill={self.fill!r}' if self.fill else ''})"
+        return f"Layout.parse({', '.join(parts)}{f', fill={self._fill_text}' if self.fill else ''})"
 
 
 def pad_pitch(elements: int, itemsize: int, line: int = 64, sets: int = 64) -> int:
@@ -410,6 +415,11 @@ def _texts(extents: Sequence[Affine]) -> tuple[int | str, ...]:
 
 def _cells(rank: int) -> tuple[Affine, ...]:
     return tuple(Affine.dim(f"s{i}") for i in range(rank))
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two numbers are equal, or both are no number."""
+    return bool(a == b or (a != a and b != b))
 
 
 def _tiles(extent: Affine, size: int) -> Affine:

@@ -206,7 +206,8 @@ def drawing(layout: Layout, most: int, params: Mapping[str, int]) -> str:
         cells = [_cell(rows[number], k, shape) for k in _shown(rows.shape[1], most)]
         texts.append([*([head] if head else []), *cells])
     wide = max((len(t) for row in texts for t in row[1:]), default=0)
-    return "\n".join(" ".join([row[0], *(t.ljust(wide) for t in row[1:])]).rstrip() for row in texts)
+    head = max(len(row[0]) for row in texts) if texts else 0
+    return "\n".join(" ".join([row[0].ljust(head), *(t.ljust(wide) for t in row[1:])]).rstrip() for row in texts)
 
 
 def _shown(count: int, most: int) -> list[int | None]:

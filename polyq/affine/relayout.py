@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from polyq.affine.dtypes import is_float
 from polyq.affine.errors import ScheduleError, SpecError
 from polyq.affine.expr import Affine, AffineMap, Constraint
 from polyq.affine.layout import Layout, with_dims
 from polyq.affine.layout_inverse import inverse_of
-from polyq.affine.rewrite import constant_ranges, copy_of, simplified
+from polyq.affine.rewrite import constant_ranges, copy_of, fresh, simplified, tensor_names
 from polyq.affine.scalar import Const, Index, Load, Scalar, map_scalar, substitute_dims
 from polyq.affine.sets import Domain, Relation
 from polyq.affine.spec import Op, Spec, Tensor
 
-__all__ = ["carried", "packed_copy", "relayout"]
+__all__ = ["carried", "packed_copy", "relayout", "stored"]
 
 
 def fitting(spec: Spec, tensor: str, layout: Layout) -> Tensor:
@@ -53,6 +54,36 @@ def packed_copy(spec: Spec, tensor: str, layout: Layout, name: str | None = None
     )
 
 
+def stored(spec: Spec, tensor: str, layout: Layout) -> Spec:
+    """Return the program that takes or gives ``tensor`` as it lies in memory: ``layout.pack`` of what it was.
+
+    The padding of an output holds the layout's ``fill``; that of an input is never read. :class:`SpecError` for a
+    layout of another shape, or for an output that is updated in place.
+
+    >>> from polyq.affine.notation import parse
+    >>> spec = parse("y[i] = 2 * x[i]", x=("f32", (8,)))
+    >>> print(stored(spec, "x", Layout.of((8,)).tile((0,), (4,)).permute((1, 0))))
+    x: f32[4, 2]
+    y[i] = (2.0 * x[i%4, i//4])
+    """
+    try:
+        fitting(spec, tensor, layout)
+    except ScheduleError as error:
+        raise SpecError(str(error)) from None
+    writers = spec.writers(tensor)
+    if tensor in spec.input_names and writers:
+        raise SpecError(f"stored({tensor!r}): {tensor} is read and written in place; store an input or an output")
+    made = relayout(spec, tensor, layout, [op.name for op in writers])
+    if not writers or not layout.padded:
+        return made
+    t, at = made.tensor(tensor), next(i for i, op in enumerate(made.ops) if op.target == tensor)
+    cells = layout.inverse_map.dims
+    value = Const(float(layout.fill) if is_float(t.dtype) else int(layout.fill), t.dtype)
+    index = tuple(map(Affine.dim, cells))
+    fill = Op(fresh(tensor_names(made), f"{tensor}.padding"), cells, t.extents, tensor, index, value)
+    return made.with_ops((*made.ops[:at], fill, *made.ops[at:]))
+
+
 def relayout(spec: Spec, tensor: str, layout: Layout, keep: Collection[str] = ()) -> Spec:
     """Store a temporary in another layout.
 
@@ -65,12 +96,12 @@ def relayout(spec: Spec, tensor: str, layout: Layout, keep: Collection[str] = ()
     t = fitting(spec, tensor, layout)
     place = with_dims(layout, [f"e{i}" for i in range(len(t.shape))]).place
 
-    def stored(index: Sequence[Affine]) -> tuple[Affine, ...]:
+    def at_place(index: Sequence[Affine]) -> tuple[Affine, ...]:
         at = {f"e{i}": e for i, e in enumerate(index)}
         return tuple(e.substitute(at) for e in place)
 
     def leaf(node: Const | Index | Load) -> Scalar:
-        return replace(node, index=stored(node.index)) if isinstance(node, Load) and node.tensor == tensor else node
+        return replace(node, index=at_place(node.index)) if isinstance(node, Load) and node.tensor == tensor else node
 
     ops: list[Op] = []
     for op in spec.ops:
@@ -78,7 +109,7 @@ def relayout(spec: Spec, tensor: str, layout: Layout, keep: Collection[str] = ()
         if op.target == tensor:
             own = any(r.tensor == tensor for r in op.reads)
             follows = not own and op.name not in keep and _assigns_plainly(op)
-            made = _along_storage(op, layout) if follows else replace(op, index=stored(op.index))
+            made = _along_storage(op, layout) if follows else replace(op, index=at_place(op.index))
         if made is not op or any(r.tensor == tensor for r in op.reads):
             made = replace(made, body=map_scalar(made.body, leaf))
             made = simplified(made, constant_ranges(made))
@@ -97,7 +128,8 @@ def _along_storage(op: Op, layout: Layout) -> Op:
     """Return the op with the cells of the storage for the dims of its target, which stand first."""
     names = _apart(layout.inverse_map.dims, op.dims)
     renamed = {old: Affine.dim(new) for old, new in zip(layout.inverse_map.dims, names, strict=True)}
-    source = [e.substitute(renamed) for e in layout.source]
+    single = {new: Affine(0) for new, n in zip(names, layout.extents, strict=True) if n == Affine(1)}
+    source = [e.substitute(renamed).substitute(single) for e in layout.source]
     result = [next(iter(e.dims())) for e in op.index]
     values = dict(zip(result, source, strict=True))
     rest = [d for d in op.dims if d not in values]
@@ -182,7 +214,8 @@ def _across(spec: Spec, op: Op, here: str, layout: Layout, there: str) -> Layout
                 f"of {there} in `{op}`"
             )
         else:
-            lost.append(f"{there}[{_two_cells(to_cell)} along the axis {e} of {here}, which therefore falls away")
+            along = e.substitute(values)
+            lost.append(f"{there}[{_two_cells(to_cell)} along the axis {along} of {here}, which therefore falls away")
     t = spec.tensor(there)
     try:
         m = AffineMap(names, tuple(place))

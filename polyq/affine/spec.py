@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyq.affine.expr import Affine, AffineMap, Constraint
 from polyq.affine.scalar import Load, Scalar, format_scalar, loads
+
+if TYPE_CHECKING:
+    from polyq.affine.layout import Layout
 
 __all__ = ["REDUCTIONS", "Op", "Spec", "Tensor"]
 
@@ -206,6 +209,16 @@ class Spec:
             self, name, ins=ins, out=out, iterators=iterators, maps=maps, body=body, reduce=reduce, init=init,
             where=where,
         )  # fmt: skip
+
+    def stored(self, tensor: str, layout: Layout) -> Spec:
+        """Return the program that takes an input, or gives an output, as it lies in memory in a layout.
+
+        It is called with ``layout.pack(array)`` (``dtype=`` for sub-byte types); see
+        :func:`polyq.affine.relayout.stored`.
+        """
+        from polyq.affine.relayout import stored  # layouts build on this module
+
+        return stored(self, tensor, layout)
 
     def with_ops(self, ops: tuple[Op, ...], tensors: tuple[Tensor, ...] | None = None) -> Spec:
         """Return the spec with other ops (and tensors)."""
