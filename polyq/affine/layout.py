@@ -6,20 +6,17 @@ the inverse; that the two fit is proven when it is made. Cells without an elemen
 
 from __future__ import annotations
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# numpy's stubs leave the results of indexing partly unknown
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd, isfinite, prod
 from typing import Any
 
-import numpy as np
-
-from polyq.affine import arrays, dtypes
+from polyq.affine import arrays, dtypes, layout_data
 from polyq.affine.arrays import Array
-from polyq.affine.errors import ArgumentError, SpecError
+from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine, AffineMap, Constraint
+from polyq.affine.layout_data import same_number
 from polyq.affine.layout_inverse import block_order, box_of, drawing, empty_cell, inverse_of, problem, storage_of
 from polyq.affine.sets import Domain, Relation
 from polyq.affine.spec import Tensor
@@ -99,7 +96,7 @@ class Layout:
         """Return this layout followed by one of its storage: ``after.place(self.place(element))``."""
         if tuple(map(str, after.shape)) != tuple(map(str, self.storage)):
             raise SpecError(f"layout {self} stores {self.storage}; {after} is a layout of {after.shape}")
-        if not _same(self.fill, after.fill) and self.padded and after.padded:
+        if not same_number(self.fill, after.fill) and self.padded and after.padded:
             raise SpecError(f"layout {self} pads with {self.fill}, {after} with {after.fill}: one value for both")
         ranges = _ranges(self.dims, self.shape)
         inner = dict(zip(after.dims, self.place, strict=True))
@@ -309,50 +306,11 @@ class Layout:
 
         With a sub-byte ``dtype`` the result is packed in ``uint8``, low bits first along the last axis.
         """
-        elements = np.asarray(array)
-        known = self._params(elements.shape, params)
-        value = np.asarray(self.fill).astype(elements.dtype)
-        if not _same(value, self.fill):
-            raise ArgumentError(f"pack: the padding {self.fill} is no value of {elements.dtype}")
-        cells = np.full(_sizes(self.storage, known), value, elements.dtype)
-        cells[self.cells(elements.shape, known)] = elements
-        return arrays.pack(dtype, cells) if dtype is not None and dtypes.info(dtype).packed else cells
+        return layout_data.pack(self, array, dtype, params)
 
     def unpack(self, stored: object, /, dtype: str | None = None, **params: int) -> Array:
         """Return the elements of a stored array, the inverse of :meth:`pack`; parameters of the shape by name."""
-        cells = np.asarray(stored)
-        missing = sorted({p for e in Tensor("", "u8", self.shape).extents for p in e.params()} - params.keys())
-        if missing:
-            raise ArgumentError(f"unpack: pass {', '.join(missing)} by name; a padded array does not determine it")
-        expected = self.storage_shape(dtype or "u8", **params)
-        if cells.shape != expected:
-            raise ArgumentError(f"unpack: expected the stored shape {expected}, got {cells.shape}")
-        if dtype is not None and dtypes.info(dtype).packed:
-            cells = arrays.unpack(dtype, cells, _sizes(self.storage, params)[-1])
-        return cells[self.cells(_sizes(self.shape, params), params)]
-
-    def cells(self, shape: Sequence[int], params: Mapping[str, int]) -> tuple[Any, ...]:
-        """Return the index arrays of the cells of all elements, each of the logical ``shape``."""
-        grid: dict[str, Any] = {
-            d: np.arange(n).reshape([-1 if k == i else 1 for k in range(len(shape))])
-            for i, (d, n) in enumerate(zip(self.dims, shape, strict=True))
-        }
-        # every index has the whole shape when they are broadcast together
-        full = np.zeros(tuple(shape), np.int8)
-        return tuple(np.broadcast_arrays(*(np.asarray(e.evaluate(grid, params)) for e in self.place), full)[:-1])
-
-    def _params(self, shape: Sequence[int], given: Mapping[str, int]) -> dict[str, int]:
-        known = dict(given)
-        if len(shape) == len(self.shape):
-            for entry, size in zip(self.shape, shape, strict=True):
-                if isinstance(entry, str) and entry.isidentifier():
-                    known.setdefault(entry, size)
-            missing = {p for e in Tensor("", "u8", self.shape).extents for p in e.params()} - known.keys()
-            if missing:
-                raise ArgumentError(f"pack: pass {', '.join(sorted(missing))} by name")
-        if len(shape) != len(self.shape) or _sizes(self.shape, known) != tuple(shape):
-            raise ArgumentError(f"pack: this is a layout of {self.shape}, got an array of shape {tuple(shape)}")
-        return known
+        return layout_data.unpack(self, stored, dtype, params)
 
     # ---- to look at
     def draw(self, *, most: int = 24, **params: int) -> str:
@@ -417,17 +375,8 @@ def _cells(rank: int) -> tuple[Affine, ...]:
     return tuple(Affine.dim(f"s{i}") for i in range(rank))
 
 
-def _same(a: Any, b: Any) -> bool:
-    """Whether two numbers are equal, or both are no number."""
-    return bool(a == b or (a != a and b != b))
-
-
 def _tiles(extent: Affine, size: int) -> Affine:
     return (extent + (size - 1)) // size
-
-
-def _sizes(shape: tuple[int | str, ...], params: Mapping[str, int]) -> tuple[int, ...]:
-    return arrays.shape_of(Tensor("", "u8", shape), params)
 
 
 def _ranges(dims: Sequence[str], shape: tuple[int | str, ...]) -> dict[str, tuple[int, int]]:

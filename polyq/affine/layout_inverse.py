@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from polyq.affine.arrays import shape_of
 from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine, AffineMap, Constraint, Dim
+from polyq.affine.layout_data import cells_of
 from polyq.affine.reader import affine, parse_expression
 from polyq.affine.sets import Domain, Relation
+from polyq.affine.spec import Tensor
 
 if TYPE_CHECKING:
     from polyq.affine.layout import Layout
@@ -187,14 +190,11 @@ def empty_cell(layout: Layout) -> str:
 
 def drawing(layout: Layout, most: int, params: Mapping[str, int]) -> str:
     """Return the picture of :meth:`Layout.draw`; of more than ``most`` rows or cells in a row, the first and last."""
-    from polyq.affine.arrays import shape_of
-    from polyq.affine.spec import Tensor
-
     shape = shape_of(Tensor("", "u8", layout.shape), params)
     count = int(np.prod(shape, dtype=np.int64))
     stored = layout.storage_shape("u8", **params)
     numbers = np.zeros(stored, np.int64)  # padding has the number 0
-    numbers[layout.cells(shape, params)] = np.arange(1, count + 1).reshape(shape)
+    numbers[cells_of(layout, shape, params)] = np.arange(1, count + 1).reshape(shape)
     rows = numbers.reshape(-1, stored[-1]) if stored else numbers.reshape(1, 1)
     texts: list[list[str]] = []
     for number in _shown(len(rows), most):
