@@ -146,6 +146,19 @@ def test_the_text_makes_the_same_layout(layout):
     assert pickle.loads(pickle.dumps(layout)) == layout
 
 
+def test_a_pack_read_from_mlir_is_the_same_layout():
+    text = """
+    func.func @f(%a: tensor<6x8xf32>) -> tensor<4x3x2x2xf32> {
+      %e = tensor.empty() : tensor<4x3x2x2xf32>
+      %p = linalg.pack %a outer_dims_perm = [1, 0] inner_dims_pos = [1, 0] inner_tiles = [2, 2] into %e
+        : tensor<6x8xf32> -> tensor<4x3x2x2xf32>
+      return %p : tensor<4x3x2x2xf32>
+    }"""
+    a = np.random.default_rng(6).random((6, 8), dtype=np.float32)
+    layout = Layout.of((6, 8)).tile(inner_dims_pos=(1, 0), inner_tiles=(2, 2), outer_dims_perm=(1, 0))
+    np.testing.assert_array_equal(polyq.interpret(polyq.from_mlir(text), a=a), layout.pack(a))
+
+
 def test_permutations_and_pitches_are_those_of_numpy():
     a = numbered((2, 3, 4))
     np.testing.assert_array_equal(Layout.of((2, 3, 4)).permute((2, 0, 1)).pack(a), a.transpose(2, 0, 1))
