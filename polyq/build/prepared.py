@@ -63,7 +63,7 @@ def repeated_spec(spec: Spec, plan: Plan) -> Spec:
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return an array without contents on a cache line of its own (64 bytes)."""
     count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    memory = np.empty(count + 64, np.uint8)
+    memory = np.zeros(count + 64, np.uint8)  # what fills up a tile travels in pickles: nothing of the process's own
     return np.ndarray(shape, dtype, memory, -memory.ctypes.data % 64)
 
 
