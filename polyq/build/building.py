@@ -85,9 +85,7 @@ def _built(
     try:
         start_runtime()
         with phases() as spent:
-            plan, schedule, certificate = make_plan(
-                program, mode, machine, packable, sizes, compiling=compile_beside
-            )
+            plan, schedule, certificate = make_plan(program, mode, machine, packable, sizes, compiling=compile_beside)
             modules = [m for m in (plan.module, plan.prologue) if m is not None]
             for module in modules:  # of a plan from the cache
                 compile_beside(module)
