@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -254,3 +255,81 @@ def test_all_ranges_of_a_plain_multiply_read_the_same_packed_operand():
         assert "a: packed when it is bound" in kernel.at(m=m).explain()
         assert kernel.at(m=m).executable.spec == kernel.executable.spec
     assert kernel.at(m=40) is not kernel
+
+
+# ---- what random programs found
+def test_fields_of_words_keep_the_order_of_a_strict_sum():
+    # n, j, g is the order of the sum: words along j would be summed after g
+    text = "d[n, g, j] = (f32(w[j, n, g]) - z[n]) * s[n]\ny[n] += x[j, g] * d[n, g, j]"
+    spec = polyq.parse(text, w=("u4", (16, 32, 3)), z=("f32", (32,)), s=("f32", (32,)), x=("f32", (16, 3)))
+    r = np.random.default_rng(0)
+    w, z, s = r.integers(0, 256, (16, 32, 2)).astype(np.uint8), *r.standard_normal((2, 32), dtype=np.float32)
+    x = r.standard_normal((16, 3), dtype=np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a refused certificate
+        kernel = polyq.build(spec, numerics="strict", constants=("w", "z", "s"))
+    np.testing.assert_array_equal(kernel.bind(w=w, z=z, s=s)(x), polyq.interpret(spec, w=w, z=z, s=s, x=x))
+
+
+def test_rows_that_do_not_end_with_a_whole_word_are_no_words():
+    text = "y[m, n] += x[m, k] * (f32(w[n, k]) - z[n, k // 4])"
+    spec = polyq.parse(text, w=("u8", (8, 33)), z=("f32", (8, 9)), x=("f32", ("m", 33)))
+    r = np.random.default_rng(0)
+    w, z = r.integers(0, 256, (8, 33)).astype(np.uint8), r.integers(0, 9, (8, 9)).astype(np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a refused certificate
+        kernel = polyq.build(spec, constants=("w", "z"))
+    layer = kernel.bind(w=w, z=z)
+    for m in (1, 5, 40):
+        x = r.integers(-3, 4, (m, 33)).astype(np.float32)
+        np.testing.assert_array_equal(layer(x), x @ (w - np.repeat(z, 4, 1)[:, :33]).T)
+
+
+def test_a_range_of_sizes_that_must_not_pack_has_a_schedule_of_its_own():
+    spec = polyq.parse("y[m, n] += x[m, k] * w[n, k]", w=("f32", (3, 32)), x=("f32", ("m", 32)))
+    declared, again = polyq.build(spec, constants=("w",)), polyq.build(spec, constants=("w",))
+    assert declared.executable.spec is declared.spec  # three rows fill no tile: nothing is packed
+    large = polyq.parse("y[m, n] += x[m, k] * w[n, k]", w=("f32", (64, 32)), x=("f32", ("m", 32)))
+    packs, asked = polyq.build(large, constants=("w",)), []
+    assert packs.executable.spec is not packs.spec
+
+    def climb(rung, free):
+        asked.append((rung, free))
+        return packs if free else again
+
+    declared._climb = climb
+    assert declared.at(m=40) is again
+    assert [free for _, free in asked] == [True, False]
+
+
+def test_threads_that_bind_at_once_share_one_variant():
+    _, stored, z, s, _ = data("u8", 256, 8, 128, 1)
+    kernel, layers = polyq.build(spec_of("u8", 256, 8, 128)), []
+    threads = [threading.Thread(target=lambda: layers.append(kernel.bind(w=stored, z=z, s=s))) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len({id(layer.kernel) for layer in layers}) == 1
+    assert len(layers) == 4
+
+
+def test_what_a_bound_callable_lacks_or_has_twice_is_named():
+    _, stored, z, s, x = data("u8", 256, 8, 128, 2)
+    layer = polyq.build(spec_of("u8", 256, 8, 128)).bind(w=stored, z=z, s=s)
+    with pytest.raises(polyq.ArgumentError, match=r"^missing input x: expected x: f32\[m, 8, 128\]; bound are w, z, s$"):
+        layer()
+    packed = next(name for name in layer._held if name.startswith("w."))
+    with pytest.raises(polyq.ArgumentError, match="bound already"):
+        layer(x=x, **{packed: stored})
+
+
+def test_a_layer_from_another_process_lies_on_cache_lines_and_has_its_own_layout():
+    _, stored, z, s, x = data("u8", 256, 8, 128, 2)
+    layer = polyq.build(spec_of("u8", 256, 8, 128)).bind(w=stored, z=z, s=s)
+    again = pickle.loads(pickle.dumps(layer))
+    assert {array.ctypes.data % 64 for array in again._held.values()} == {0}
+    made, (kernel, held, layout, packing) = layer.__reduce__()
+    np.testing.assert_array_equal(made(kernel, held, layout, packing)(x=x), layer(x=x))
+    with pytest.raises(polyq.BuildError, match="bind the original arrays here"):
+        made(kernel, held, "another", packing)

@@ -25,7 +25,7 @@ from polyq.affine.errors import ArgumentError
 from polyq.affine.expr import Affine, Param
 from polyq.affine.spec import Spec, Tensor
 
-__all__ = ["DENSE", "Params", "Signature", "aligned_copy", "bound_params", "dense_storage"]
+__all__ = ["DENSE", "Params", "Signature", "aligned_copy", "bound_params", "dense_storage", "on_own_line"]
 
 _log = logging.getLogger("polyq")
 
@@ -191,9 +191,13 @@ def dense_storage(tensor: Tensor, value: object) -> Array:
 
 def aligned_copy(tensor: Tensor, value: object) -> Array:
     """Return a dense copy of an argument in storage form, on a cache line of its own (64 bytes)."""
-    source = dense_storage(tensor, value)
-    memory = np.empty(source.nbytes + 64, np.uint8)
+    return on_own_line(dense_storage(tensor, value))
+
+
+def on_own_line(array: Array) -> Array:
+    """Return a dense copy of an array that begins on a cache line (64 bytes)."""
+    memory = np.empty(array.nbytes + 64, np.uint8)
     start = -memory.ctypes.data % 64
-    copy = np.ndarray(source.shape, source.dtype, memory, start)
-    np.copyto(copy, source)
+    copy = np.ndarray(array.shape, array.dtype, memory, start)
+    np.copyto(copy, array)
     return copy

@@ -57,7 +57,7 @@ def build(
     }  # fmt: skip
     mode, machine = _options_of(program, numerics, target)
     ladder = ladder_of(spec) if isinstance(program, Spec) else None
-    return _built(program, mode, machine, _threads(threads), asked, ladder, 0, started)
+    return _built(program, mode, machine, _threads(threads), asked, ladder, 0, started, asked["constants"])
 
 
 def _built(
@@ -69,8 +69,12 @@ def _built(
     ladder: Ladder | None,
     rung: int,
     started: float,
+    packable: tuple[str, ...],
 ) -> Kernel:
-    """Return the kernel of one range of the ladder's parameter; the first one leads to the others."""
+    """Return the kernel of one range of the ladder's parameter; the first one leads to the others.
+
+    ``packable`` are the constants whose layout its schedule may choose.
+    """
     sizes = {} if ladder is None else ladder.sizes(rung)
     begun: dict[Module, Compilation] = {}
 
@@ -81,9 +85,7 @@ def _built(
     try:
         start_runtime()
         with phases() as spent:
-            plan, schedule, certificate = make_plan(
-                program, mode, machine, asked["constants"], sizes, compiling=compile_beside
-            )
+            plan, schedule, certificate = make_plan(program, mode, machine, packable, sizes, compiling=compile_beside)
             modules = [m for m in (plan.module, plan.prologue) if m is not None]
             for module in modules:  # of a plan from the cache
                 compile_beside(module)
@@ -102,12 +104,14 @@ def _built(
         program, plan, entry, prologue, numerics=mode, target=machine, threads=limit, constants=asked["constants"],
         asked=asked, seconds=time.perf_counter() - started, phases=spent,
     )  # fmt: skip
+    kernel.packable = packable
     if ladder is not None:
         kernel.sizes = sizes
     if ladder is not None and rung == 0:
 
-        def climb(upper: int) -> Kernel:
-            return _built(program, mode, machine, limit, asked, ladder, upper, time.perf_counter())
+        def climb(upper: int, packs: bool) -> Kernel:
+            free = packable if packs else ()
+            return _built(program, mode, machine, limit, asked, ladder, upper, time.perf_counter(), free)
 
         kernel.set_ladder(ladder, climb)
     if schedule is not None:  # made here anyway: keep what would be made again

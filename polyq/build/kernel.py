@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from polyq.affine.arrays import Array, collect, storage_shape, take_arguments
-from polyq.affine.errors import ArgumentError
+from polyq.affine.errors import ArgumentError, BuildError
 from polyq.affine.spec import Spec, Tensor
 from polyq.build import binding
-from polyq.build.arguments import Params, Signature, aligned_copy, bound_params, dense_storage
+from polyq.build.arguments import Params, Signature, aligned_copy, bound_params, dense_storage, on_own_line
 from polyq.build.executable import Executable
 from polyq.build.locks import ForkLock
 from polyq.build.plan import Plan, make_schedule
@@ -62,25 +62,31 @@ class Kernel:
         needed = {*constants, *sources(self.spec, plan)}
         self.constants = tuple(name for name in self.spec.input_names if name in needed)
         self.executable = Executable(repeated_spec(self.spec, plan), plan.module, entry)
-        self._prologue, self._variants = prologue, dict[tuple[str, ...], Kernel]()
+        self._prologue, self._variants, self._varying = prologue, dict[tuple[str, ...], Kernel](), ForkLock()
+        #: the constants whose layout the schedule was free to choose
+        self.packable: tuple[str, ...] = tuple(self._asked.get("constants", ()))
         if not isinstance(program, Spec):
             self.__dict__["schedule"] = program
 
         self.sizes: Mapping[str, int] = {}
         self._ladder: Ladder | None = None
-        self._climb: Callable[[int], Kernel] | None = None
+        self._climb: Callable[[int, bool], Kernel] | None = None
         self._rungs, self._climbing = dict[int, Kernel]({0: self}), ForkLock()
 
     # ---- ranges of a parameter
-    def set_ladder(self, ladder: Ladder, climb: Callable[[int], Kernel]) -> None:
-        """Let other kernels of the same program serve the upper ranges of a parameter."""
+    def set_ladder(self, ladder: Ladder, climb: Callable[[int, bool], Kernel]) -> None:
+        """Let other kernels of the same program serve the upper ranges of a parameter.
+
+        ``climb`` makes the one of a range; its second argument says whether that one may pack constants.
+        """
         self._ladder, self._climb = ladder, climb
         self.executable.choose = self._executable_for
 
     def at(self, **params: int) -> Kernel:
         """Return the kernel that serves these parameters: each range of sizes has a schedule of its own.
 
-        It is built, or taken from the cache, when it is first needed, here or by a call.
+        It is built, or taken from the cache, when it is first needed, here or by a call. Raises
+        :class:`~polyq.affine.errors.ArgumentError` for what is no parameter, or no size.
 
         >>> import polyq
         >>> spec = polyq.parse("y[i, j] += a[i, k] * b[k, j]", a=("f32", ("m", 64)), b=("f32", (64, 64)))
@@ -108,13 +114,17 @@ class Kernel:
         with self._climbing:
             if rung not in self._rungs:
                 assert self._climb is not None
-                made = self._climb(rung)
+                made = self._climb(rung, True)
+                if not self._takes_the_same(made) and self._plan.prologue is None:
+                    made = self._climb(rung, False)
                 # what was bound is packed once: a rung that would pack it otherwise cannot serve
-                same = made._plan.prologue == self._plan.prologue and made.executable.spec == self.executable.spec
-                if not same:
+                if not self._takes_the_same(made):
                     _log.info("%s: %s would pack otherwise; its first range serves", self.spec.name, made.sizes)
-                self._rungs[rung] = made if same else self
+                self._rungs[rung] = made if self._takes_the_same(made) else self
             return self._rungs[rung]
+
+    def _takes_the_same(self, other: Kernel) -> bool:
+        return other._plan.prologue == self._plan.prologue and other.executable.spec == self.executable.spec
 
     # ---- facts
     @property
@@ -135,12 +145,20 @@ class Kernel:
     @cached_property
     def schedule(self) -> Schedule:
         """The schedule; made again if the kernel came from the cache."""
-        return make_schedule(self.spec, self.numerics, self.target, self._asked.get("constants", ()), self.sizes)
+        return make_schedule(self.spec, self.numerics, self.target, self.packable, self.sizes)
 
     @cached_property
     def certificate(self) -> Certificate:
         """The proof that the loops compute the spec; ``verify()`` on it checks again."""
         return self.schedule.certificate()
+
+    @property
+    def layout(self) -> str:
+        """A text that is equal for kernels that read what is bound in the same layout."""
+        from polyq.build.cache import digest
+
+        prologue = self._plan.prologue
+        return "" if prologue is None else digest(prologue.source, self.executable.spec.input_names)
 
     def explain(self) -> str:
         """Return each decision of the schedule, with its counts."""
@@ -205,10 +223,11 @@ class Kernel:
         """Return the kernel for these bound inputs: this one, unless an automatic schedule would prepare some."""
         if names == self.constants or not isinstance(self._program, Spec) or not _worth_preparing(self.spec, names):
             return self
-        if names not in self._variants:
-            made = _rebuild(self._program, {**self._asked, "constants": names})
-            self._variants[names] = made if made.executable.spec is not made.spec else self
-        return self._variants[names]
+        with self._varying:
+            if names not in self._variants:
+                made = _rebuild(self._program, {**self._asked, "constants": names})
+                self._variants[names] = made if made.executable.spec is not made.spec else self
+            return self._variants[names]
 
     def hold(self, arrays: Mapping[str, object]) -> dict[str, Array]:
         """Return what a bound callable keeps of some inputs: copies, and prepared tensors in place of others."""
@@ -327,13 +346,20 @@ class Bound:
                 f"{len(args)} arguments given by position: expected at most {len(names)} "
                 f"({', '.join(names) or 'none'}); bound are {', '.join(self._bound)}"
             )
-        again = [name for name in named if name in self.kernel.spec.input_names and name not in names]
+        again = [name for name in named if name in {*self._names, *self.kernel.spec.input_names} - {*names}]
         if again:
             raise ArgumentError(f"{', '.join(again)}: bound already; bind anew for other values")
         twice = [name for name in names[: len(args)] if name in named]
         if twice:
             raise ArgumentError(f"{', '.join(twice)}: given by position and by name")
-        return {**self._held, **dict(zip(names, args, strict=False)), **named}
+        given = {**dict(zip(names, args, strict=False)), **named}
+        missing = [t for t in self.inputs if t.name not in given]
+        if missing:
+            raise ArgumentError(
+                f"missing input {', '.join(t.name for t in missing)}: expected {', '.join(map(str, missing))}; "
+                f"bound are {', '.join(self._bound) or 'none'}"
+            )
+        return {**self._held, **given}
 
     @property
     def _bound(self) -> list[str]:
@@ -346,7 +372,17 @@ class Bound:
         return f"{self.kernel!r}\n  bound        {packed}{held}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Bound, (self.kernel, self._held, self.packing)
+        return _bound_again, (self.kernel, self._held, self.kernel.layout, self.packing)
+
+
+def _bound_again(kernel: Kernel, held: dict[str, Array], layout: str, packing: Packing | None) -> Bound:
+    """Return a bound callable from another process, its arrays on cache lines of their own."""
+    if kernel.layout != layout:
+        raise BuildError(
+            f"kernel {kernel.spec.name}: what was bound is packed as another CPU or another version of polyq reads it; "
+            "bind the original arrays here"
+        )
+    return Bound(kernel, {name: on_own_line(array) for name, array in held.items()}, packing)
 
 
 #: bytes from which another layout of a bound input may be worth a build of its own

@@ -6,6 +6,7 @@ tile reads one stretch of memory from front to back, whatever the order of the t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polyq.affine import dtypes
@@ -66,12 +67,14 @@ def words_of(draft: Draft, op: Op, dim: str, free: frozenset[str]) -> Words | No
     if not all(_cast_to_f32(op, r) for r in narrow):
         return None
     fields = 32 // bits.pop()
-    for k in reversed([d for d in op.dims if d in op.reduced]):
+    reduced = [d for d in op.dims if d in op.reduced and op.extent(d) != Affine(1)]
+    # the fields of a word are summed innermost: where the order of a sum stays, only its last dim can be taken apart
+    for k in reversed(reduced if draft.relaxed else reduced[-1:]):
         extent = op.extent(k)
         if (
             extent.is_constant
             and extent.const % fields == 0
-            and all(step_axis(r, k, fields) is not None for r in narrow)
+            and all(step_axis(r, k, fields, draft.spec.tensor(r.tensor).extents) is not None for r in narrow)
         ):
             return Words(fields, k)
     return None
@@ -81,12 +84,13 @@ def _cast_to_f32(op: Op, load: Load) -> bool:
     return any(isinstance(n, Cast) and n.arg == load and n.dtype == "f32" for n in walk(op.body))
 
 
-def step_axis(load: Load, dim: str, fields: int) -> int | None:
-    """Return the axis along which ``dim`` steps by one element from a multiple of ``fields`` on."""
+def step_axis(load: Load, dim: str, fields: int, shape: Sequence[Affine]) -> int | None:
+    """Return the axis along which ``dim`` steps by one element from a multiple of ``fields`` on, if words fill it."""
     at = [k for k, e in enumerate(load.index) if dim in e.dims()]
     if len(at) != 1:
         return None
     e = load.index[at[0]]
     if any(isinstance(a, FloorDiv) for a, _ in e.terms) or e.coefficient(Dim(dim)) != 1 or e.const % fields:
         return None
-    return at[0] if all(c % fields == 0 for a, c in e.terms if a != Dim(dim)) else None
+    whole = shape[at[0]] % fields == Affine(0)
+    return at[0] if whole and all(c % fields == 0 for a, c in e.terms if a != Dim(dim)) else None

@@ -47,7 +47,7 @@ def _pack(draft: Draft, load: Load, readers: list[str], dim: str, rows: int, wor
     narrow = dtypes.info(load.dtype).bits < 16
     t = draft.spec.tensor(load.tensor)
     lanes = lane_axis(load, dim)
-    step = step_axis(load, words.along, words.fields) if words and narrow else None
+    step = step_axis(load, words.along, words.fields, t.extents) if words and narrow else None
     streams = STREAMS if step is not None and rows % (STREAMS * draft.target.lanes("f32")) == 0 else 1
     part = rows // streams
     shape: list[Affine] = []
