@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from polyq.affine import dtypes
 from polyq.affine.errors import ScheduleError
@@ -43,60 +44,77 @@ def pack_constants(
     return made
 
 
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """An axis of the packed tensor: its dim in the copy, its extent, and where element ``(e0, e1, ..)`` lies on it."""
+
+    name: str
+    extent: Affine
+    place: Affine
+
+
 def _pack(draft: Draft, load: Load, readers: list[str], dim: str, rows: int, words: Words | None, main: Op) -> str:
-    narrow = dtypes.info(load.dtype).bits < 16
+    """Let the readers of a constant read it packed; return the packed tensor."""
     t = draft.spec.tensor(load.tensor)
     lanes = lane_axis(load, dim)
-    step = step_axis(load, words.along, words.fields, t.extents) if words and narrow else None
-    streams = STREAMS if step is not None and rows % (STREAMS * draft.target.lanes("f32")) == 0 else 1
-    part = rows // streams
-    shape: list[Affine] = []
-    names: list[str] = []
-    place: list[Affine] = []
-    e = [Affine.dim(f"e{k}") for k in range(len(t.shape))]
-
-    def add(name: str, extent: Affine, at: Affine) -> None:
-        names.append(name)
-        shape.append(extent)
-        place.append(at)
-
     assert lanes is not None
-    whole = (t.extents[lanes] + rows - 1) // rows
-    if streams > 1:
-        add("h", Affine(streams), (e[lanes] % rows) // part)
-    add("t", whole, e[lanes] // rows)
-    for k in _outside_in(load, main, lanes):
-        if k == step and words is not None:
-            add(f"e{k}", t.extents[k] // words.fields, e[k] // words.fields)
-        else:
-            add(f"e{k}", t.extents[k], e[k])
+    narrow = dtypes.info(load.dtype).bits < 16
+    step = step_axis(load, words.along, words.fields, t.extents) if words and narrow else None
+    fields = words.fields if words is not None and step is not None else 1
     width = draft.target.lanes("f32")
-    if part > width:
-        add("v", Affine(part // width), (e[lanes] % part) // width)
-    add("r", Affine(min(part, width)), e[lanes] % min(part, width))
-    if step is not None and words is not None:
-        add("f", Affine(words.fields), e[step] % words.fields)
-    source: list[Affine] = []
-    for k in range(len(t.shape)):
-        at = Affine.dim(f"e{k}")
-        if k == lanes:
-            at = Affine.dim("t") * rows + Affine.dim("r")
-            at += (Affine.dim("h") * part if streams > 1 else 0) + (Affine.dim("v") * width if part > width else 0)
-        elif k == step and words is not None:
-            at = at * words.fields + Affine.dim("f")
-        source.append(at)
+    sides = STREAMS if step is not None and rows % (STREAMS * width) == 0 else 1
+    axes = _packed_axes(t.extents, lanes, step, fields, _outside_in(load, main, lanes), (sides, rows, width))
+    source = _source(len(t.shape), lanes, step, fields, (sides, rows, width))
     where = () if t.extents[lanes] % rows == Affine(0) else (Constraint(t.extents[lanes] - 1 - source[lanes]),)
     before = {o.name for o in draft.spec.ops}
     draft.do(
-        "copy_of", tensor=t.name, readers=tuple(readers), shape=tuple(shape), dims=tuple(names), source=tuple(source),
-        place=tuple(place), where=where,
+        "copy_of", tensor=t.name, readers=tuple(readers), shape=tuple(a.extent for a in axes),
+        dims=tuple(a.name for a in axes), source=source, place=tuple(a.place for a in axes), where=where,
     )  # fmt: skip
     copy = next(o for o in draft.spec.ops if o.name not in before)
     draft.do("mark", op=copy.name, axis="t", kind="parallel")
     draft.do("prepare", tensor=copy.target)
-    side = f", {streams} side by side" if streams > 1 else ""
+    side = f", {sides} side by side" if sides > 1 else ""
     draft.note(f"{t.name}: packed when it is bound, so that {rows} rows lie in one stretch of memory{side}")
     return copy.target
+
+
+def _packed_axes(
+    extents: Sequence[Affine], lanes: int, step: int | None, fields: int, others: list[int], tile: tuple[int, int, int]
+) -> list[_Axis]:
+    """Return the axes of a packed constant, outermost first: [side][tile][others ..][vector][lane][field].
+
+    ``tile`` is (sides, rows of a tile, lanes of a vector).
+    """
+    sides, rows, width = tile
+    part = rows // sides
+    row = Affine.dim(f"e{lanes}")
+    axes = [_Axis("h", Affine(sides), (row % rows) // part)] if sides > 1 else []
+    axes.append(_Axis("t", (extents[lanes] + rows - 1) // rows, row // rows))
+    for k in others:
+        each = fields if k == step else 1
+        axes.append(_Axis(f"e{k}", extents[k] // each, Affine.dim(f"e{k}") // each))
+    if part > width:
+        axes.append(_Axis("v", Affine(part // width), (row % part) // width))
+    axes.append(_Axis("r", Affine(min(part, width)), row % min(part, width)))
+    if step is not None:
+        axes.append(_Axis("f", Affine(fields), Affine.dim(f"e{step}") % fields))
+    return axes
+
+
+def _source(rank: int, lanes: int, step: int | None, fields: int, tile: tuple[int, int, int]) -> tuple[Affine, ...]:
+    """Return the element that a cell of the packed constant holds: the inverse of :func:`_packed_axes`."""
+    sides, rows, width = tile
+    part = rows // sides
+    found = [Affine.dim(f"e{k}") for k in range(rank)]
+    found[lanes] = Affine.dim("t") * rows + Affine.dim("r")
+    if sides > 1:
+        found[lanes] += Affine.dim("h") * part
+    if part > width:
+        found[lanes] += Affine.dim("v") * width
+    if step is not None:
+        found[step] = found[step] * fields + Affine.dim("f")
+    return tuple(found)
 
 
 def _outside_in(load: Load, main: Op, lanes: int) -> list[int]:
