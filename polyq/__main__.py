@@ -183,11 +183,16 @@ def _sizes(spec: Spec, data: dict[str, Array]) -> dict[str, int]:
 def _emitted(spec: Spec, options: argparse.Namespace, constants: tuple[str, ...]) -> str:
     from polyq.emit import generate
     from polyq.schedule import Schedule
+    from polyq.schedule.ladder import ladder_of
 
     unknown = [name for name in constants if name not in spec.input_names]
     if unknown:
         raise polyq.ArgumentError(f"--bind {unknown[0]}: the program has no such input ({', '.join(spec.input_names)})")
-    schedule = Schedule.auto(spec, numerics=options.numerics, target=options.target, constants=constants)
+    ladder, given = ladder_of(spec), dict(options.set)
+    sizes = None if ladder is None else ladder.sizes(ladder.rung(given.get(ladder.param, 1)))
+    schedule = Schedule.auto(
+        spec, numerics=options.numerics, target=options.target, constants=constants, sizes=sizes
+    )
     if options.emit == "schedule":
         return str(schedule)
     return str(schedule.nest) if options.emit == "loops" else generate(schedule).source.rstrip("\n")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # numpy's stubs leave reshape, view and clip partly unknown
-import sys
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -369,14 +368,13 @@ def caller_view(tensor: Tensor, storage: Array) -> Array:
     return storage if bfloat16 is None else storage.view(bfloat16)
 
 
+@lru_cache(maxsize=1)
 def _bfloat16() -> np.dtype[Any] | None:
-    module = sys.modules.get("ml_dtypes")
-    if module is None:
-        try:
-            import ml_dtypes as module
-        except ImportError:
-            return None
-    return np.dtype(module.bfloat16)
+    try:  # the statement waits where another thread is importing it; what stands in sys.modules may be half there
+        import ml_dtypes
+    except ImportError:
+        return None
+    return np.dtype(ml_dtypes.bfloat16)
 
 
 # ---- results
