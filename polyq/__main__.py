@@ -133,7 +133,9 @@ def _run(options: argparse.Namespace) -> int:
     kernel = polyq.build(
         spec, numerics=options.numerics, threads=options.threads, target=options.target, constants=constants
     )
-    print(f"polyq {_version()}\n\nprogram\n{_indent(text.strip())}\n\nschedule\n{_indent(str(kernel.schedule))}\n")
+    shown = {name: runs[0].get(name, DEFAULT_SIZE) for name in spec.params}
+    schedule = str(kernel.at(**shown).schedule)
+    print(f"polyq {_version()}\n\nprogram\n{_indent(text.strip())}\n\nschedule\n{_indent(schedule)}\n")
     print(repr(kernel))
     for note in spec.notes:
         print(f"  note         {note}")
@@ -189,7 +191,8 @@ def _emitted(spec: Spec, options: argparse.Namespace, constants: tuple[str, ...]
     if unknown:
         raise polyq.ArgumentError(f"--bind {unknown[0]}: the program has no such input ({', '.join(spec.input_names)})")
     ladder, given = ladder_of(spec), dict(options.set)
-    sizes = None if ladder is None else ladder.sizes(ladder.rung(given.get(ladder.param, 1)))
+    least = 1 if options.file is None else DEFAULT_SIZE
+    sizes = None if ladder is None else ladder.sizes(ladder.rung(given.get(ladder.param, least)))
     schedule = Schedule.auto(
         spec, numerics=options.numerics, target=options.target, constants=constants, sizes=sizes
     )

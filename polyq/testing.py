@@ -12,6 +12,7 @@ import numpy as np
 
 from polyq.affine.arrays import Array, shape_of, take_arguments
 from polyq.affine.bounds import Evaluation, caller_dtype, error_bound, logical
+from polyq.affine.errors import ArgumentError
 from polyq.affine.interpret import interpret
 from polyq.affine.spec import Spec, Tensor
 from polyq.schedule import Schedule
@@ -51,6 +52,11 @@ def assert_close(kernel: Comparable, /, *, reference: Any = None, **arguments: A
     The error names the element that is farthest outside its bound, with its value, the oracle's, the bound, and the
     kernel's schedule.
     """
+    if not hasattr(kernel, "spec"):
+        raise ArgumentError(
+            f"assert_close: expected a kernel, got {type(kernel).__name__}; for what bind returns, "
+            "check the kernel that runs with all inputs: assert_close(layer.kernel, w=w, x=x)"
+        )
     spec = kernel.spec
     _, params = take_arguments(spec, arguments)
     at = getattr(kernel, "at", None)  # a range of sizes may have a schedule of its own

@@ -333,3 +333,32 @@ def test_a_layer_from_another_process_lies_on_cache_lines_and_has_its_own_layout
     np.testing.assert_array_equal(made(kernel, held, layout, packing)(x=x), layer(x=x))
     with pytest.raises(polyq.BuildError, match="bind the original arrays here"):
         made(kernel, held, "another", packing)
+
+
+@pytest.mark.parametrize(
+    ("text", "tensors"),
+    [
+        ("y[i] += x[i + j] * k[j] where i < n", {"x": ("f32", ("n + 2",)), "k": ("f32", (3,))}),
+        ("y[i] += a[i, k] * x[k]", {"a": ("f32", ("n", 40)), "x": ("f32", (40,))}),
+        ("y[i] = 2 * x[i]", {"x": ("f32", ("n",))}),
+    ],
+)
+def test_a_program_without_rows_that_share_weights_has_one_schedule(text, tensors):
+    kernel = polyq.build(polyq.parse(text, **tensors))
+    assert kernel.at(n=1) is kernel.at(n=1000) is kernel
+    assert kernel.sizes == {}
+    assert "range" not in repr(kernel)
+
+
+def test_the_card_says_which_range_a_kernel_serves():
+    kernel = polyq.build(spec_of("u8", 64, 2, 64))
+    assert "  range        made for m = 1; kernel.at(m=...) is that of another range\n" in repr(kernel)
+    assert "made for m = 16;" in repr(kernel.at(m=9))
+
+
+def test_a_bound_callable_is_checked_by_its_kernel():
+    _, stored, z, s, x = data("u8", 256, 8, 128, 2)
+    layer = polyq.build(spec_of("u8", 256, 8, 128)).bind(w=stored, z=z, s=s)
+    polyq.testing.assert_close(layer.kernel, w=stored, z=z, s=s, x=x)
+    with pytest.raises(polyq.ArgumentError, match=r"check the kernel that runs with all inputs: assert_close\(layer\.kernel"):
+        polyq.testing.assert_close(layer, x=x)

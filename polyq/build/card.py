@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from polyq.affine.arrays import packed_extent
 from polyq.affine.dtypes import info
@@ -21,6 +21,7 @@ def kernel_card(
     runs: bool,
     threads: int,
     constants: Sequence[str],
+    sizes: Mapping[str, int],
     seconds: float,
     phases: Sequence[tuple[str, float]],
 ) -> str:
@@ -31,6 +32,7 @@ def kernel_card(
         "target": f"{target}{features}{'' if runs else ', not on this CPU: source only'}",
         "threads": f"up to {threads} thread{'s' * (threads != 1)}",
         "constants": ", ".join(constants),
+        "range": "".join(f"made for {p} = {n}; kernel.at({p}=...) is that of another range" for p, n in sizes.items()),
         "memory": memory_text(spec),
         "certificate": plan.proof,
         "build": _build_text(seconds, phases),

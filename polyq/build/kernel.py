@@ -278,7 +278,7 @@ class Kernel:
 
         return kernel_card(
             self.spec, self._plan, numerics=self.numerics, target=self.target, threads=self.threads,
-            runs=self.executable.entry is not None, constants=self.constants,
+            runs=self.executable.entry is not None, constants=self.constants, sizes=self.sizes,
             seconds=self._build[0], phases=self._build[1],
         )  # fmt: skip
 

@@ -51,12 +51,17 @@ def ladder_of(spec: Spec) -> Ladder | None:
 
 
 def _rows(op: Op) -> list[str]:
-    """The parameters that are extents of dims of the result which some operand does not have."""
+    """The parameters that count rows: dims of the result over which an operand with another dim of it is reused.
+
+    Where what is reused has no dim of the result, as the weights of a filter, few rows are no work of another kind.
+    """
+    result = {d for e in op.index for d in e.dims()}
     found: list[str] = []
     for dim in op.dims:
         atoms = [a for a, c in op.extent(dim).terms if isinstance(a, Param) and c == 1]
         bare = len(op.extent(dim).terms) == len(atoms) == 1 and op.extent(dim).const == 0
-        reused = any(all(dim not in e.dims() for e in load.index) for load in op.reads)
+        used = [{d for e in load.index for d in e.dims()} for load in op.reads]
+        reused = any(dim not in dims and dims & result for dims in used)
         if bare and reused and dim not in op.reduced:
             found.append(atoms[0].name)
     return found
