@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,9 @@ from polyq.affine.errors import ArgumentError
 from polyq.affine.expr import Affine, Param
 from polyq.affine.spec import Spec, Tensor
 
-__all__ = ["DENSE", "Params", "Signature", "aligned_copy", "bound_params", "dense_storage", "on_own_line"]
+__all__ = [
+    "DENSE", "Params", "Signature", "aligned_copy", "aligned_zeros", "bound_params", "dense_storage", "on_own_line",
+]  # fmt: skip
 
 _log = logging.getLogger("polyq")
 
@@ -196,8 +199,12 @@ def aligned_copy(tensor: Tensor, value: object) -> Array:
 
 def on_own_line(array: Array) -> Array:
     """Return a dense copy of an array that begins on a cache line (64 bytes)."""
-    memory = np.empty(array.nbytes + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    copy = np.ndarray(array.shape, array.dtype, memory, start)
+    copy = aligned_zeros(array.shape, array.dtype)
     np.copyto(copy, array)
     return copy
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return zeros that begin on a cache line (64 bytes): what nothing fills is nothing of the process's own."""
+    memory = np.zeros(prod(shape) * dtype.itemsize + 64, np.uint8)
+    return np.ndarray(shape, dtype, memory, -memory.ctypes.data % 64)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from polyq.affine.errors import ArgumentError, ScheduleError
@@ -12,8 +14,9 @@ from polyq.affine.spec import Spec
 from polyq.build import binding
 from polyq.build.compilation import Compilation, discard_of
 from polyq.build.compiler import find_compiler
-from polyq.build.kernel import Kernel
-from polyq.build.plan import make_plan, memo_key, phase, phases
+from polyq.build.kernel import Kernel, Loaded, Ranges
+from polyq.build.plan import Plan, make_plan, memo_key, phase, phases
+from polyq.build.prepared import repeated_spec
 from polyq.build.runtime import end_runtime, shared_runtime, start_runtime
 from polyq.build.threads import default_threads
 from polyq.emit.module import Module
@@ -23,6 +26,7 @@ from polyq.schedule.target import TARGETS, detect_machine
 
 if TYPE_CHECKING:  # a kernel from the cache does without
     from polyq.schedule import Schedule
+    from polyq.schedule.certificate import Certificate
 
 __all__ = ["build", "plan_key"]
 
@@ -56,26 +60,62 @@ def build(
         "numerics": numerics, "threads": threads, "target": target, "constants": _constants(spec, constants)
     }  # fmt: skip
     mode, machine = _options_of(program, numerics, target)
+    request = _Request(program, mode, machine, _threads(threads), asked)
     ladder = ladder_of(spec) if isinstance(program, Spec) else None
-    return _built(program, mode, machine, _threads(threads), asked, ladder, 0, started, asked["constants"])
+    sizes: list[dict[str, int]] = [{}] if ladder is None else [ladder.sizes(rung) for rung in range(len(ladder.rungs))]
+    with phases() as spent:
+        first, *upper = [_made(request, each) for each in sizes]
+    ranges = None if ladder is None else _ranges(request, ladder, first, upper)
+    return _kernel(request, first, ranges, (time.perf_counter() - started, tuple(spent)))
 
 
-def _built(
-    program: Spec | Schedule,
-    mode: str,
-    machine: str,
-    limit: int,
-    asked: dict[str, Any],
-    ladder: Ladder | None,
-    rung: int,
-    started: float,
-    packable: tuple[str, ...],
-) -> Kernel:
-    """Return the kernel of one range of the ladder's parameter; the first one leads to the others.
+def _ranges(request: _Request, ladder: Ladder, first: _Made, upper: Iterable[_Made]) -> Ranges:
+    """Return the kernels of the upper ranges; one that would pack otherwise gives way, with a warning."""
+    kernels: list[Kernel | None] = []
+    notes: list[str] = []
+    spec = _spec_of(request.program)
+    for made in upper:
+        same = made.takes_the_same(spec, first)
+        kernels.append(_kernel(request, made) if same else None)
+        if not same:
+            size = made.sizes[ladder.param]
+            notes.append(
+                f"{ladder.param} = {size}: its own schedule would pack what is bound otherwise; "
+                f"the one for {ladder.param} = {first.sizes[ladder.param]} runs"
+            )
+            warnings.warn(f"{spec.name}: {notes[-1]}", RuntimeWarning, stacklevel=4)
+    return Ranges(ladder, tuple(kernels), tuple(notes))
 
-    ``packable`` are the constants whose layout its schedule may choose.
-    """
-    sizes = {} if ladder is None else ladder.sizes(rung)
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What was asked for; ``asked`` are the options as they were given."""
+
+    program: Spec | Schedule
+    numerics: str
+    target: str
+    threads: int
+    asked: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A proven and compiled plan, made for these sizes; schedule and certificate where it was not in the cache."""
+
+    plan: Plan
+    entry: Loaded | None
+    prologue: Loaded | None
+    sizes: Mapping[str, int]
+    proof: tuple[Schedule, Certificate] | None
+
+    def takes_the_same(self, spec: Spec, other: _Made) -> bool:
+        """Whether calls take the same arrays: what is bound is packed once, for all ranges."""
+        mine, others = self.plan, other.plan
+        return mine.prologue == others.prologue and repeated_spec(spec, mine) == repeated_spec(spec, others)
+
+
+def _made(request: _Request, sizes: Mapping[str, int]) -> _Made:
+    """Schedule, print, prove and compile a program for these sizes; the compiler runs beside the proof."""
     begun: dict[Module, Compilation] = {}
 
     def compile_beside(module: Module) -> None:
@@ -84,15 +124,16 @@ def _built(
 
     try:
         start_runtime()
-        with phases() as spent:
-            plan, schedule, certificate = make_plan(program, mode, machine, packable, sizes, compiling=compile_beside)
-            modules = [m for m in (plan.module, plan.prologue) if m is not None]
-            for module in modules:  # of a plan from the cache
-                compile_beside(module)
-            entries = [_load(m, begun[m]) if m in begun else None for m in modules]
-            entry, prologue = entries[0], entries[1] if len(entries) > 1 else None
-            for module in modules:
-                begun.pop(module, None)
+        plan, schedule, certificate = make_plan(
+            request.program, request.numerics, request.target, request.asked["constants"], sizes,
+            compiling=compile_beside,
+        )  # fmt: skip
+        modules = [m for m in (plan.module, plan.prologue) if m is not None]
+        for module in modules:  # of a plan from the cache
+            compile_beside(module)
+        entries = [_load(m, begun[m]) if m in begun else None for m in modules]
+        for module in modules:
+            begun.pop(module, None)
     except BaseException:
         end_runtime()
         discard_of({threading.get_ident()})  # also one that an interrupt kept out of `begun`
@@ -100,22 +141,23 @@ def _built(
     finally:  # what was not proven
         for left in begun.values():
             left.discard()
+    proof = None if schedule is None or certificate is None else (schedule, certificate)
+    return _Made(plan, entries[0], entries[1] if len(entries) > 1 else None, sizes, proof)
+
+
+def _kernel(
+    request: _Request,
+    made: _Made,
+    ranges: Ranges | None = None,
+    spent: tuple[float, tuple[tuple[str, float], ...]] = (0.0, ()),
+) -> Kernel:
     kernel = Kernel(
-        program, plan, entry, prologue, numerics=mode, target=machine, threads=limit, constants=asked["constants"],
-        asked=asked, seconds=time.perf_counter() - started, phases=spent,
+        request.program, made.plan, made.entry, made.prologue, numerics=request.numerics, target=request.target,
+        threads=request.threads, constants=request.asked["constants"], asked=request.asked, sizes=made.sizes,
+        ranges=ranges, seconds=spent[0], phases=spent[1],
     )  # fmt: skip
-    kernel.packable = packable
-    if ladder is not None:
-        kernel.sizes = sizes
-    if ladder is not None and rung == 0:
-
-        def climb(upper: int, packs: bool) -> Kernel:
-            free = packable if packs else ()
-            return _built(program, mode, machine, limit, asked, ladder, upper, time.perf_counter(), free)
-
-        kernel.set_ladder(ladder, climb)
-    if schedule is not None:  # made here anyway: keep what would be made again
-        kernel.__dict__.update(schedule=schedule, certificate=certificate)
+    if made.proof is not None:  # made here anyway: keep what would be made again
+        kernel.__dict__.update(schedule=made.proof[0], certificate=made.proof[1])
     return kernel
 
 
@@ -134,7 +176,7 @@ def plan_key(
     return memo_key(program, *_options_of(program, numerics, target), names, sizes)
 
 
-def _load(module: Module, library: Compilation) -> tuple[binding.Entry, Any]:
+def _load(module: Module, library: Compilation) -> Loaded:
     with phase("library"):
         return binding.load(library.publish(), module.entry), shared_runtime()
 

@@ -77,6 +77,8 @@ def _bytes(tensor: Tensor) -> tuple[int, str]:
 
 
 def _build_text(total: float, phases: Iterable[tuple[str, float]]) -> str:
-    spent = dict(phases)
+    spent: dict[str, float] = {}
+    for name, part in phases:  # each range has its own
+        spent[name] = spent.get(name, 0.0) + part
     parts = [f"{name} {seconds:.2f}" for name, seconds in spent.items()]
     return f"{total:.2f} s ({', '.join(parts) if 'emit' in spent else 'source from the cache'})"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -28,9 +28,24 @@ if TYPE_CHECKING:  # a kernel from the cache does without
     from polyq.schedule.certificate import Certificate
     from polyq.schedule.ladder import Ladder
 
-__all__ = ["Bound", "Kernel"]
+__all__ = ["Bound", "Kernel", "Loaded", "Ranges"]
 
-_log = logging.getLogger("polyq")
+
+Loaded = tuple[binding.Entry, Any]  # a C entry, and the runtime that it is given
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """The kernels of a parameter's upper ranges, ``None`` where the first range's serves, and why it does."""
+
+    ladder: Ladder
+    upper: tuple[Kernel | None, ...]
+    notes: tuple[str, ...] = ()
+
+    def kernel(self, value: int) -> Kernel | None:
+        """Return the kernel of the range that holds ``value``, ``None`` for the first."""
+        rung = self.ladder.rung(value)
+        return self.upper[rung - 1] if rung else None
 
 
 class Kernel:
@@ -44,14 +59,16 @@ class Kernel:
         self,
         program: Spec | Schedule,
         plan: Plan,
-        entry: tuple[binding.Entry, Any] | None,
-        prologue: tuple[binding.Entry, Any] | None = None,
+        entry: Loaded | None,
+        prologue: Loaded | None = None,
         *,
         numerics: str,
         target: str,
         threads: int,
         constants: tuple[str, ...] = (),
         asked: Mapping[str, Any] | None = None,
+        sizes: Mapping[str, int] | None = None,
+        ranges: Ranges | None = None,
         seconds: float = 0.0,
         phases: Sequence[tuple[str, float]] = (),
     ) -> None:
@@ -63,30 +80,17 @@ class Kernel:
         self.constants = tuple(name for name in self.spec.input_names if name in needed)
         self.executable = Executable(repeated_spec(self.spec, plan), plan.module, entry)
         self._prologue, self._variants, self._varying = prologue, dict[tuple[str, ...], Kernel](), ForkLock()
-        #: the constants whose layout the schedule was free to choose
-        self.packable: tuple[str, ...] = tuple(self._asked.get("constants", ()))
+        self.sizes, self._ranges = dict(sizes or {}), ranges
+        if ranges is not None:
+            self.executable.choose = self._executable_for
         if not isinstance(program, Spec):
             self.__dict__["schedule"] = program
 
-        self.sizes: Mapping[str, int] = {}
-        self._ladder: Ladder | None = None
-        self._climb: Callable[[int, bool], Kernel] | None = None
-        self._rungs, self._climbing = dict[int, Kernel]({0: self}), ForkLock()
-
     # ---- ranges of a parameter
-    def set_ladder(self, ladder: Ladder, climb: Callable[[int, bool], Kernel]) -> None:
-        """Let other kernels of the same program serve the upper ranges of a parameter.
-
-        ``climb`` makes the one of a range; its second argument says whether that one may pack constants.
-        """
-        self._ladder, self._climb = ladder, climb
-        self.executable.choose = self._executable_for
-
     def at(self, **params: int) -> Kernel:
         """Return the kernel that serves these parameters: each range of sizes has a schedule of its own.
 
-        It is built, or taken from the cache, when it is first needed, here or by a call. Raises
-        :class:`~polyq.affine.errors.ArgumentError` for what is no parameter, or no size.
+        Raises :class:`~polyq.affine.errors.ArgumentError` for what is no parameter, or no size.
 
         >>> import polyq
         >>> spec = polyq.parse("y[i, j] += a[i, k] * b[k, j]", a=("f32", ("m", 64)), b=("f32", (64, 64)))
@@ -100,31 +104,14 @@ class Kernel:
                 f"at: {', '.join(wrong)}: expected whole numbers of at least 0 for parameters of {self.spec.name} "
                 f"({', '.join(self.spec.params) or 'it has none'})"
             )
-        if self._ladder is None or self._ladder.param not in params:
+        if self._ranges is None or self._ranges.ladder.param not in params:
             return self
-        return self._rung(self._ladder.rung(params[self._ladder.param]))
+        return self._ranges.kernel(params[self._ranges.ladder.param]) or self
 
     def _executable_for(self, params: Params) -> Executable:
-        assert self._ladder is not None
-        rung = self._ladder.rung(params[self.executable.signature.params.index(self._ladder.param)])
-        found = self._rungs.get(rung)
-        return (self._rung(rung) if found is None else found).executable
-
-    def _rung(self, rung: int) -> Kernel:
-        with self._climbing:
-            if rung not in self._rungs:
-                assert self._climb is not None
-                made = self._climb(rung, True)
-                if not self._takes_the_same(made) and self._plan.prologue is None:
-                    made = self._climb(rung, False)
-                # what was bound is packed once: a rung that would pack it otherwise cannot serve
-                if not self._takes_the_same(made):
-                    _log.info("%s: %s would pack otherwise; its first range serves", self.spec.name, made.sizes)
-                self._rungs[rung] = made if self._takes_the_same(made) else self
-            return self._rungs[rung]
-
-    def _takes_the_same(self, other: Kernel) -> bool:
-        return other._plan.prologue == self._plan.prologue and other.executable.spec == self.executable.spec
+        assert self._ranges is not None
+        upper = self._ranges.kernel(params[self.executable.signature.params.index(self._ranges.ladder.param)])
+        return self.executable if upper is None else upper.executable
 
     # ---- facts
     @property
@@ -145,7 +132,7 @@ class Kernel:
     @cached_property
     def schedule(self) -> Schedule:
         """The schedule; made again if the kernel came from the cache."""
-        return make_schedule(self.spec, self.numerics, self.target, self.packable, self.sizes)
+        return make_schedule(self.spec, self.numerics, self.target, self._asked.get("constants", ()), self.sizes)
 
     @cached_property
     def certificate(self) -> Certificate:
@@ -163,7 +150,8 @@ class Kernel:
     def explain(self) -> str:
         """Return each decision of the schedule, with its counts."""
         made = self.__dict__.get("schedule")  # a schedule by hand may differ from the cached one in its notes
-        return self._plan.explanation if made is None else made.explain()
+        text = self._plan.explanation if made is None else made.explain()
+        return "\n".join([text, *(self._ranges.notes if self._ranges is not None else ())])
 
     def error_bound(self, /, *args: object, **named: object) -> Any:
         """Return the forward error bound against the oracle, elementwise and shaped like the outputs.

@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from polyq.affine.arrays import Array, storage_shape
 from polyq.affine.dtypes import numpy_dtype
-from polyq.affine.spec import Spec, Tensor
+from polyq.affine.spec import Spec
 from polyq.build import binding
+from polyq.build.arguments import aligned_zeros
 from polyq.build.plan import Plan
 
-__all__ = ["Packing", "aligned_empty", "prepare", "repeated_spec", "sources"]
+__all__ = ["Packing", "prepare", "repeated_spec", "sources"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +59,12 @@ def repeated_spec(spec: Spec, plan: Plan) -> Spec:
     return replace(spec, all_tensors=(*spec.all_tensors, *made), input_names=inputs)
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return an array without contents on a cache line of its own (64 bytes)."""
-    count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    memory = np.zeros(count + 64, np.uint8)  # what fills up a tile travels in pickles: nothing of the process's own
-    return np.ndarray(shape, dtype, memory, -memory.ctypes.data % 64)
-
-
 def prepare(
     spec: Spec, plan: Plan, entry: tuple[binding.Entry, Any], arrays: Mapping[str, Array], threads: int
 ) -> tuple[dict[str, Array], Packing]:
     """Run the prologue on dense inputs in storage form; return the prepared tensors, and what they cost."""
     assert plan.prologue is not None
-    made = {t.name: _fresh(t) for t in plan.prepared}
+    made = {t.name: aligned_zeros(storage_shape(t, {}), numpy_dtype(t.dtype)) for t in plan.prepared}
     every = {**arrays, **made}
     names = plan.prologue.buffers
     shown = binding.ffi().from_buffer
@@ -85,7 +77,3 @@ def prepare(
     kept = {name: made[name] for name in made if name in plan.module.buffers}
     size = sum(arrays[n].nbytes for n in taken)
     return kept, Packing(taken, size, sum(array.nbytes for array in made.values()), seconds)
-
-
-def _fresh(tensor: Tensor) -> Array:
-    return aligned_empty(storage_shape(tensor, {}), numpy_dtype(tensor.dtype))

@@ -230,10 +230,9 @@ def _rows_first(draft: Draft, tensor: str) -> None:
 
 
 def _place_rows(draft: Draft, op: Op, row: str, dim: str, chunk: int) -> None:
-    before = {o.name for o in draft.spec.ops}
     draft.do("split_dim", op=op.name, dim=row, factor=chunk, outer=f"{row}p", inner=f"{row}c")
-    draft.do("partial_sums", op=op.name, keep=(f"{row}p",), outer=True)
-    part = next(o for o in draft.spec.ops if o.name not in before and o.reduce is not None)
+    made = draft.do("partial_sums", op=op.name, keep=(f"{row}p",), outer=True)
+    part = next(o for o in map(draft.spec.op, made) if o.reduce is not None)
     draft.private.add(part.target)
     lanes = draft.target.lanes(widest_dtype(draft, part))
     for name in (f"{part.name}.init", part.name):

@@ -64,8 +64,7 @@ def copy_rows(draft: Draft, reader: str, copied: RowCopy) -> None:
     inside = Affine.dim("t") * n + Affine.dim("r")
     dims = (*(f"e{p}" for p in outer), "t", f"e{k}", "r")
     whole = t.extents[last].const % n == 0
-    before = {o.name for o in draft.spec.ops}
-    draft.do(
+    (copy,) = draft.do(
         "copy_of",
         tensor=load.tensor,
         readers=(reader,),
@@ -75,7 +74,6 @@ def copy_rows(draft: Draft, reader: str, copied: RowCopy) -> None:
         place=(*(Affine.dim(f"e{p}") for p in outer), e // n, Affine.dim(f"e{k}"), e % n),
         where=() if whole else (Constraint(t.extents[last] - 1 - inside),),
     )
-    copy = next(o.name for o in draft.spec.ops if o.name not in before)
     draft.do("split", op=copy, axis=f"e{k}", factor=COPY_STEPS, outer=f"e{k}o", inner=f"e{k}i")
     draft.order(copy, [*(f"e{p}" for p in outer), f"e{k}o", "t", f"e{k}i", "r"])
     draft.do("mark", op=copy, axis="r", kind="unroll")

@@ -21,7 +21,7 @@ def schedule_core(draft: Draft, root: Op, group: Group) -> None:
     member, main = _heaviest(draft, root, group)
     extra = distribute(draft, main.name)
     main = draft.spec.op(main.name)
-    tile = choose_tile(draft, main)
+    tile = choose_tile(draft, main, packs=True)
     if tile is None:
         _scalar_core(draft, root, group, extra)
         return

@@ -61,11 +61,13 @@ class Draft:
         """Whether float sums may be reordered."""
         return self.numerics != "strict"
 
-    def do(self, transform: str, **arguments: Any) -> None:
-        """Apply one transform."""
+    def do(self, transform: str, **arguments: Any) -> list[str]:
+        """Apply one transform; return the ops that are new by it, in order."""
         directive = Directive(transform, tuple(arguments.items()))
+        before = {op.name for op in self.spec.ops}
         self.plan = directive.apply(self.plan)
         self.directives.append(directive)
+        return [op.name for op in self.spec.ops if op.name not in before]
 
     def note(self, text: str) -> None:
         """Keep a reason."""

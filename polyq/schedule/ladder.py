@@ -13,9 +13,8 @@ from polyq.affine.spec import Op, Spec
 
 __all__ = ["Ladder", "ladder_of"]
 
-#: the least value of each range, and the size that it is made for. Few rows are one tile of their own: what is left
-#: over from larger tiles would cost as much as a whole one
-RUNGS = ((0, 1), *((m, m) for m in range(2, 8)), (8, 16), (32, 128))
+#: the least value of each range, and the size that it is made for
+RUNGS = ((0, 1), (2, 16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +27,8 @@ class Ladder:
     def rung(self, value: int) -> int:
         """Return the position of the range that holds ``value``.
 
-        >>> [Ladder("m").rung(value) for value in (0, 1, 2, 7, 8, 31, 32, 5000)]
-        [0, 0, 1, 6, 7, 7, 8, 8]
+        >>> [Ladder("m").rung(value) for value in (0, 1, 2, 5000)]
+        [0, 0, 1, 1]
         """
         return sum(value >= least for least, _ in self.rungs[1:])
 

@@ -15,7 +15,7 @@ from polyq.affine.scalar import Cast, Load, walk
 from polyq.affine.spec import Op
 from polyq.schedule.draft import Draft, plain_dim, size_of
 
-__all__ = ["MOST_VECTORS", "Words", "free_operands", "lane_axis", "step_axis", "tile_rows", "words_of"]
+__all__ = ["Words", "free_operands", "lane_axis", "step_axis", "tile_rows", "words_of"]
 
 #: vectors of rows that lie together: tiles of fewer vectors read the same layout
 MOST_VECTORS = 4
@@ -39,7 +39,11 @@ def tile_rows(draft: Draft, extent: Affine) -> int:
 
 
 def free_operands(draft: Draft, op: Op) -> frozenset[str]:
-    """Return the constants that ``op`` reads whose layout may change: inputs of known size, read once in each op."""
+    """Return the constants that ``op`` reads whose layout may change.
+
+    They are inputs of known size, read once in ``op``, and by no statement of another tensor: it would need them as
+    they are, and they would be held twice.
+    """
     found: set[str] = set()
     for load in op.reads:
         name = load.tensor
@@ -47,7 +51,8 @@ def free_operands(draft: Draft, op: Op) -> frozenset[str]:
             continue
         if not all(e.is_constant for e in draft.spec.tensor(name).extents):
             continue
-        if sum(r.tensor == name for r in op.reads) == 1:
+        alone = all(reader.target == op.target for reader in draft.spec.readers(name))
+        if alone and sum(r.tensor == name for r in op.reads) == 1:
             found.add(name)
     return frozenset(found)
 

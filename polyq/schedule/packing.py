@@ -38,6 +38,7 @@ def pack_constants(
         reads = [r for n in readers for r in draft.spec.op(n).reads if r.tensor == tensor]
         axes = {lane_axis(r, dim) for r in reads}
         if not set(readers) <= set(names) or len(axes) != 1 or None in axes:
+            draft.note(f"{tensor}: not packed, since its readers do not all walk it along {dim} alone")
             continue
         load = next((r for r in draft.spec.op(main).reads if r.tensor == tensor), reads[0])
         made[tensor] = _pack(draft, load, readers, dim, rows, words, draft.spec.op(main))
@@ -66,17 +67,16 @@ def _pack(draft: Draft, load: Load, readers: list[str], dim: str, rows: int, wor
     axes = _packed_axes(t.extents, lanes, step, fields, _outside_in(load, main, lanes), (sides, rows, width))
     source = _source(len(t.shape), lanes, step, fields, (sides, rows, width))
     where = () if t.extents[lanes] % rows == Affine(0) else (Constraint(t.extents[lanes] - 1 - source[lanes]),)
-    before = {o.name for o in draft.spec.ops}
-    draft.do(
+    (copy,) = draft.do(
         "copy_of", tensor=t.name, readers=tuple(readers), shape=tuple(a.extent for a in axes),
         dims=tuple(a.name for a in axes), source=source, place=tuple(a.place for a in axes), where=where,
     )  # fmt: skip
-    copy = next(o for o in draft.spec.ops if o.name not in before)
-    draft.do("mark", op=copy.name, axis="t", kind="parallel")
-    draft.do("prepare", tensor=copy.target)
+    packed = draft.spec.op(copy).target
+    draft.do("mark", op=copy, axis="t", kind="parallel")
+    draft.do("prepare", tensor=packed)
     side = f", {sides} side by side" if sides > 1 else ""
     draft.note(f"{t.name}: packed when it is bound, so that {rows} rows lie in one stretch of memory{side}")
-    return copy.target
+    return packed
 
 
 def _packed_axes(
@@ -165,12 +165,10 @@ def _scaled_copy(draft: Draft, op: Op, load: Load, codes: str, words: Words, unr
         axes = [first, *axes, last]
         source[side] = Affine.dim("t") * rows + Affine.dim("u")
         where = () if t.extents[side] % rows == Affine(0) else (Constraint(t.extents[side] - 1 - source[side]),)
-    before = {o.name for o in draft.spec.ops}
-    draft.do(
+    (copy,) = draft.do(
         "copy_of", tensor=t.name, readers=(op.name,), shape=tuple(n for _, n, _ in axes),
         dims=tuple(d for d, _, _ in axes), source=tuple(source), place=tuple(p for _, _, p in axes), where=where,
     )  # fmt: skip
-    copy = next(o.name for o in draft.spec.ops if o.name not in before)
     draft.do("scale_fields", op=op.name, codes=codes, packed=copy, dim="f", fields=words.fields)
     draft.do("mark", op=copy, axis="f", kind="unroll")
     free = [d for d, _, _ in axes if d not in ("b", "f", "u")]

@@ -32,9 +32,7 @@ def distribute(draft: Draft, name: str) -> list[str]:
     parts = [frozenset(d for f in t.factors if dims_of(f) & set(inner) for d in dims_of(f)) & result for t in terms]
     if not inner or all(p == parts[0] for p in parts):
         return []
-    before = {o.name for o in draft.spec.ops}
-    draft.do("distribute", op=name)
-    extra = [o.name for o in draft.spec.ops if o.name not in before]
+    extra = draft.do("distribute", op=name)
     for other in extra:
         draft.do("factor", op=other, inner=tuple(inner))
     draft.note(f"{name}: split into {len(terms)} sums, since an inner sum over {', '.join(inner)} serves many results")
@@ -68,10 +66,15 @@ def hoist(draft: Draft, name: str) -> list[str]:
     inner = inner_dims(op) if draft.relaxed and op.reduce == "+" else []
     if not inner or not hoistable(op, inner):
         return []
-    before = {o.name for o in draft.spec.ops}
-    draft.do("factor", op=name, inner=tuple(inner))
+    made = draft.do("factor", op=name, inner=tuple(inner))
     draft.note(f"{name}: factors that are constant over {', '.join(inner)} leave the inner sum")
-    return [o.name for o in draft.spec.ops if o.name not in before]
+    return made
+
+
+def _parts(draft: Draft, name: str, keep: tuple[str, ...], outer: bool = False) -> str:
+    """Sum in parts that keep some dims; return the op that sums a part."""
+    made = draft.do("partial_sums", op=name, keep=keep, outer=outer)
+    return next(n for n in made if draft.spec.op(n).reduce is not None)
 
 
 def sum_in_words(draft: Draft, name: str, tile: Tile) -> list[str]:
@@ -81,15 +84,12 @@ def sum_in_words(draft: Draft, name: str, tile: Tile) -> list[str]:
     before = {o.name for o in draft.spec.ops}
     k, fields = tile.words.along, tile.words.fields
     draft.do("split_dim", op=name, dim=k, factor=fields, outer=f"{k}b", inner=f"{k}u")
-    part = name
-    if draft.relaxed and tile.vectors * prod(n for _, n in tile.unroll) < 2 * CHAINS:  # two sums a row hide the latency
+    few = tile.vectors * prod(n for _, n in tile.unroll) < 2 * CHAINS
+    two = draft.relaxed and few  # sums a row, which hide the latency
+    if two:
         draft.do("split_dim", op=name, dim=f"{k}u", factor=fields // 2, outer=f"{k}h", inner=f"{k}u")
-        scale_partner(draft, name, draft.plan.prepared, tile.words, dict(tile.unroll))
-        draft.do("partial_sums", op=name, keep=(f"{k}h",), outer=True)
-        part = next(o.name for o in draft.spec.ops if o.name not in before and o.reduce is not None)
-    else:
-        scale_partner(draft, name, draft.plan.prepared, tile.words, dict(tile.unroll))
-    hoist(draft, part)
+    scale_partner(draft, name, draft.plan.prepared, tile.words, dict(tile.unroll))
+    hoist(draft, _parts(draft, name, (f"{k}h",), outer=True) if two else name)
     return [o.name for o in draft.spec.ops if o.name not in before and not draft.plan.stage(o.name).kinds]
 
 
@@ -116,8 +116,7 @@ def sum_in_lanes(draft: Draft, op: Op, tile: Tile) -> list[str]:
         if chains > 1:
             draft.do("split_dim", op=name, dim=whole, factor=tile.lanes, outer=step, inner=lane)
             keep = [step, lane]
-    draft.do("partial_sums", op=name, keep=tuple(keep))
-    part = next(o.name for o in draft.spec.ops if o.name not in before and o.reduce is not None)
+    part = _parts(draft, name, tuple(keep))
     if len(keep) > 1:  # vectors are added before lanes
         draft.do("partial_sums", op=name, keep=(lane,))
     hoist(draft, part)
@@ -145,11 +144,9 @@ def pack_partners(draft: Draft, name: str, tile: Tile, block: str, lane: str, st
         place = (*(Affine.dim(f"e{i}") for i in range(last)), e // word, e % tile.fields, (e % word) // tile.fields)
         shape = (*t.extents[:last], (t.extents[last] + word - 1) // word, Affine(tile.fields), Affine(tile.lanes))
         where = () if t.extents[last] % word == Affine(0) else (Constraint(t.extents[last] - 1 - source[-1]),)
-        before = {o.name for o in draft.spec.ops}
-        draft.do(
+        (copy,) = draft.do(
             "copy_of", tensor=tensor, readers=(name,), shape=shape, dims=dims, source=source, place=place, where=where
         )
-        copy = next(o.name for o in draft.spec.ops if o.name not in before)
         draft.do("mark", op=copy, axis="v", kind="vector")
         draft.do("mark", op=copy, axis="f", kind="unroll")
         share_among_threads(draft, copy, list(dims[:-3]), frozenset(dims[:-3]))
@@ -193,12 +190,10 @@ def pack_panel(draft: Draft, root: Op, load: Load, tile: Tile, follows: dict[str
     at = next(k for k, e in enumerate(load.index) if plain_dim(e) == tile.dim)
     positions = [k for k in range(len(t.shape)) if k != at] + [at]
     dims = tuple(f"e{k}" for k in positions)
-    before = {o.name for o in draft.spec.ops}
-    draft.do(
+    (copy,) = draft.do(
         "copy_of", tensor=load.tensor, readers=(reader,), shape=tuple(t.extents[k] for k in positions), dims=dims,
         source=tuple(Affine.dim(f"e{k}") for k in range(len(t.shape))), place=tuple(Affine.dim(d) for d in dims),
     )  # fmt: skip
-    copy = next(o.name for o in draft.spec.ops if o.name not in before)
     draft.do("fuse", producer=copy, into=root.name, at=f"{follows[tile.dim]}o")
     lane = dims[-1]
     draft.do("split", op=copy, axis=lane, factor=tile.lanes, outer=f"{lane}b", inner=f"{lane}v")

@@ -43,11 +43,6 @@ class Tile:
     words: Words | None = None
     free: frozenset[str] = frozenset()
 
-    @property
-    def rows(self) -> int:
-        """Lanes of the result side by side."""
-        return self.lanes * self.vectors
-
     def __str__(self) -> str:
         unrolled = ", ".join(f"{d} by {n}" for d, n in self.unroll) or "nothing else"
         kind = "partial sums along" if self.reduced else "lanes along"
@@ -71,10 +66,10 @@ def stride(load: Load, dim: str) -> int | None:
     return last.coefficient(Dim(dim))
 
 
-def choose_tile(draft: Draft, op: Op, single: frozenset[str] = frozenset()) -> Tile | None:
+def choose_tile(draft: Draft, op: Op, single: frozenset[str] = frozenset(), packs: bool = False) -> Tile | None:
     """Return the cheapest tile for a reduction, or ``None`` where no dim can be lanes.
 
-    ``single`` are dims of which just one value is computed at a time.
+    ``single`` are dims of which just one value is computed at a time. ``packs``: the caller packs what is bound.
     """
     dtype = draft.spec.tensor(op.target).dtype
     lanes = draft.target.lanes("f32" if dtypes.info(dtype).bits < 32 else dtype)
@@ -89,16 +84,18 @@ def choose_tile(draft: Draft, op: Op, single: frozenset[str] = frozenset()) -> T
         reduced = dim in op.reduced
         usable = size_of(op.extent(dim)) >= (2 * lanes if reduced else 2) and dim not in bound | single
         if usable and (not reduced or exact or draft.relaxed):
-            found += _tiles(draft, op, dim, reduced, lanes, [d for d in result if d != dim and d not in fixed])
+            free = _free(draft, op, dim) if packs and not reduced else frozenset[str]()
+            found += _tiles(draft, op, dim, reduced, lanes, [d for d in result if d != dim and d not in fixed], free)
     # one packed layout serves every range of a parameter, so all of them put lanes where it was packed for
     packed = [t for t in found if t.free]
     return min(packed or found, key=lambda t: t.cost, default=None)
 
 
-def _tiles(draft: Draft, op: Op, dim: str, reduced: bool, lanes: int, others: list[str]) -> list[Tile]:
+def _tiles(
+    draft: Draft, op: Op, dim: str, reduced: bool, lanes: int, others: list[str], free: frozenset[str]
+) -> list[Tile]:
     budget = draft.target.registers - 4
     fields = _fields(draft.spec, op, dim, lanes) if reduced else 1
-    free = frozenset[str]() if reduced else _free(draft, op, dim)
     words = words_of(draft, op, dim, free) if free else None
     if fields > 1:
         budget = 8
