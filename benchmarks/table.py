@@ -93,7 +93,7 @@ def cases() -> dict[str, Callable[[int], list[Row]]]:
         found[f"matvec f32 4096 x 4096, {threads}t"] = partial(matvec, threads, 0.85 if threads == 1 else 0.92)
         found[f"matmul f32 1024^3, {threads}t"] = partial(matmul, threads)
         found[f"chain of five on 64 MB, {threads}t"] = partial(chain, threads)
-        for m in (16, 128):
+        for m in (2, 4, 8, 16, 128):
             found[f"prefill M={m}, {threads}t"] = partial(prefill, m, threads)
         for name, (weights, text) in RELATIVES.items():
             found[f"relative: {name}, {threads}t"] = partial(relative, weights, text, threads)

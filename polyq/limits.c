@@ -19,6 +19,36 @@ typedef int64_t I __attribute__((vector_size(W)));
 
 enum { MAX_THREADS = 256 };
 
+/* Give each thread a CPU of its own: a new thread often starts on that of its creator, and stays there for milliseconds,
+   in which a limit of two threads would be that of one. */
+#if defined(__linux__)
+typedef cpu_set_t cpus;
+
+static void get_cpus(cpus *set) {
+  CPU_ZERO(set);
+  pthread_getaffinity_np(pthread_self(), sizeof *set, set);
+}
+
+static void set_cpus(const cpus *set) { pthread_setaffinity_np(pthread_self(), sizeof *set, set); }
+
+static void settle(const cpus *allowed, int thread) {
+  int count = CPU_COUNT(allowed), wanted = count ? thread % count : 0;
+  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+    if (CPU_ISSET(cpu, allowed) && wanted-- == 0) {
+      cpus own;
+      CPU_ZERO(&own);
+      CPU_SET(cpu, &own);
+      set_cpus(&own);
+      return;
+    }
+}
+#else
+typedef int cpus;
+static void get_cpus(cpus *set) { *set = 0; }
+static void set_cpus(const cpus *set) { (void)set; }
+static void settle(const cpus *allowed, int thread) { (void)allowed, (void)thread; }
+#endif
+
 struct job {
   void (*body)(struct job *job, int thread);
   const char *const *buffers;
@@ -28,6 +58,7 @@ struct job {
   int threads, streams;
   double from[MAX_THREADS], to[MAX_THREADS];
   volatile float sink[MAX_THREADS];
+  cpus allowed;
   int arrived;
 };
 
@@ -48,6 +79,7 @@ static void meet(struct job *job, int meeting) {
 
 static void *work(void *argument) {
   struct worker *w = argument;
+  settle(&w->job->allowed, w->thread);
   meet(w->job, 1);
   w->job->from[w->thread] = now();
   w->job->body(w->job, w->thread);
@@ -59,6 +91,7 @@ static double run(struct job *job) {
   pthread_t ids[MAX_THREADS];
   struct worker workers[MAX_THREADS];
   if (job->threads > MAX_THREADS) job->threads = MAX_THREADS;
+  get_cpus(&job->allowed);
   job->arrived = 0;
   for (int t = 0; t < job->threads; t++) workers[t] = (struct worker){job, t};
   for (int t = 1; t < job->threads; t++)
@@ -68,6 +101,7 @@ static double run(struct job *job) {
       return -1.0;
     }
   work(&workers[0]);
+  set_cpus(&job->allowed);
   double from = job->from[0], to = job->to[0];
   for (int t = 1; t < job->threads; t++) {
     pthread_join(ids[t], NULL);

@@ -30,14 +30,6 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """Give an empty cache of one's own."""
-    place = tmp_path / "cache"
-    monkeypatch.setenv("POLYQ_CACHE_DIR", str(place))
-    return place
-
-
-@pytest.fixture
 def counted(monkeypatch):
     """Give a list that grows by one flag tuple a compile."""
     calls = []

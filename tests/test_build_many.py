@@ -22,13 +22,6 @@ build_programs.install()
 HERE = Path(__file__).parent
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    place = tmp_path / "cache"
-    monkeypatch.setenv("POLYQ_CACHE_DIR", str(place))
-    return place
-
-
 def scaled(factor):
     return polyq.parse(f"y[i] = {factor} * x[i]", x=("i32", ("n",)))
 

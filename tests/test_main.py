@@ -1,5 +1,6 @@
 """The command line, and what README and package metadata promise."""
 
+import os
 import re
 import subprocess
 import sys
@@ -151,10 +152,12 @@ def test_limits_measure_what_they_say():
     fma = polyq.limits.Fma(1e8, 1)
     assert fma.flop == pytest.approx(1e8, rel=1e-4)
     assert 1e8 < fma.flop / fma.seconds() < 1e13
+    allowed = os.sched_getaffinity(0)
     copy = polyq.limits.Copy(3 << 20, 2)
     copy._from[:] = np.arange(copy.size, dtype=np.uint64).astype(np.uint8)
     assert copy.seconds() > 0
     assert np.array_equal(copy._from, copy._to)
+    assert os.sched_getaffinity(0) == allowed  # its threads are pinned, the caller is not
 
 
 # ---- the table of benchmarks
