@@ -161,15 +161,19 @@ def wrong_sign() -> Spec:
     after = _flagship()
     body = after.op("y").body
     assert isinstance(body, Apply)
-    assert body.fn == "sub"
-    return _changed(after, "y", body=replace(body, fn="add"))
+    scale, terms = body.args  # s * (the inner sum - z * the sum of x)
+    assert isinstance(terms, Apply)
+    assert terms.fn == "sub"
+    return _changed(after, "y", body=replace(body, args=(scale, replace(terms, fn="add"))))
 
 
 def dropped_term() -> Spec:
     after = _flagship()
     body = after.op("y").body
     assert isinstance(body, Apply)
-    return _changed(after, "y", body=body.args[0])
+    scale, terms = body.args
+    assert isinstance(terms, Apply)
+    return _changed(after, "y", body=replace(body, args=(scale, terms.args[0])))
 
 
 def dropped_update() -> Spec:

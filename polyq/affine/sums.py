@@ -116,7 +116,7 @@ def factor(spec: Spec, name: str, inner: Sequence[str], tensor: str | None = Non
 
     rewrite: ``y[p] += a(p, g) * b(p, g, j)`` -> ``y.sum[p, g] += b(p, g, j); y[p] += a(p, g) * y.sum[p, g]``
     requires: a sum; ``inner`` are reduced dims. Equal inner sums are computed once; one that does not depend on a dim
-    of the result loses that dim.
+    of the result loses that dim. What all terms are multiplied with is multiplied once.
     proof: distributivity, term by term; the terms (p, g, j) map one to one.
     """
     op, terms = _sum_terms(spec, name)
@@ -128,27 +128,46 @@ def factor(spec: Spec, name: str, inner: Sequence[str], tensor: str | None = Non
     made: dict[str, Load] = {}
     ops: list[Op] = []
     tensors: list[Tensor] = []
+    outside = [[f for f in term.factors if not dims_of(f) & set(inner)] for term in terms]
+    common = _common(outside)
     total: Scalar | None = None
-    for term in terms:
+    for term, factors in zip(terms, outside, strict=True):
         inside = [f for f in term.factors if dims_of(f) & set(inner)]
-        outside = [f for f in term.factors if not dims_of(f) & set(inner)]
         key = " * ".join(sorted(map(format_scalar, inside)))
         if key not in made:
             stem = tensor if tensor and not made else f"{op.target}.sum"
             part = fresh(taken, stem)
             taken |= {part, f"{part}.init"}
             made[key] = _inner_sum(op, inside, part, bound, inner, dtype, ops, tensors)
-        value = product([*outside, made[key]], 1, dtype)
+        value = product([*_without(factors, common), made[key]], 1, dtype)
         if total is None:
             total = value if term.sign > 0 else apply("neg", value)
         else:
             total = apply("add" if term.sign > 0 else "sub", total, value)
     assert total is not None
+    total = product([*common, total], 1, dtype)
     rest = tuple(d for d in op.dims if d not in inner)
     where = tuple(c for c in op.where if not c.expr.dims() & set(inner))
     ops.append(replace(op, dims=rest, extents=tuple(op.extent(d) for d in rest), body=total, where=where))
     at = spec.ops.index(op)
     return spec.with_ops((*spec.ops[:at], *ops, *spec.ops[at + 1 :]), (*spec.all_tensors, *tensors))
+
+
+def _common(terms: Sequence[Sequence[Scalar]]) -> list[Scalar]:
+    """Return the factors that all terms have: they are multiplied once, after the terms are added."""
+    first, *others = terms
+    found: list[Scalar] = []
+    for f in first:
+        if all(term.count(f) > found.count(f) for term in others):
+            found.append(f)
+    return found if others else []
+
+
+def _without(factors: Sequence[Scalar], gone: Sequence[Scalar]) -> list[Scalar]:
+    left = list(factors)
+    for f in gone:
+        left.remove(f)
+    return left
 
 
 def scale_fields(spec: Spec, name: str, codes: str, packed: str, dim: str, fields: int) -> Spec:

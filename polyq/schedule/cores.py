@@ -9,7 +9,7 @@ from polyq.schedule.axes import share_among_threads
 from polyq.schedule.copies import copy_rows, scattered_rows
 from polyq.schedule.draft import Draft, plain_dim, size_of, work_of
 from polyq.schedule.groups import Group, Member, is_contraction
-from polyq.schedule.packing import AHEAD, pack_constants
+from polyq.schedule.packing import pack_constants
 from polyq.schedule.sums import arrange, distribute, pack_panel, panels_of, sum_in_lanes, sum_in_words
 from polyq.schedule.tiles import Tile, choose_tile
 
@@ -19,9 +19,12 @@ __all__ = ["schedule_core"]
 def schedule_core(draft: Draft, root: Op, group: Group) -> None:
     """Tile the root for the heaviest reduction; all members are computed for one tile at a time."""
     member, main = _heaviest(draft, root, group)
-    extra = distribute(draft, main.name)
-    main = draft.spec.op(main.name)
     tile = choose_tile(draft, main, packs=True)
+    extra: list[str] = []
+    if tile is None or tile.words is None:  # where words are taken apart, one pass over the groups serves all terms
+        extra = distribute(draft, main.name)
+        main = draft.spec.op(main.name)
+        tile = choose_tile(draft, main, packs=True)
     if tile is None:
         _scalar_core(draft, root, group, extra)
         return
@@ -179,9 +182,7 @@ def _hints(draft: Draft, root: Op, names: list[str], tile: Tile, follows: dict[s
         heights[follows[tile.dim]] = tile.lanes * tile.vectors
     for op in map(draft.spec.op, names):
         for load in op.reads:
-            if load.tensor in draft.plan.prepared and load.tensor not in dict(draft.plan.prefetch):
-                draft.do("prefetch", tensor=load.tensor, ahead=AHEAD)
-            if load.tensor in dict(draft.plan.prefetch) or not _is_streamed(draft, op, load):
+            if load.tensor in {*draft.plan.prepared, *dict(draft.plan.prefetch)} or not _is_streamed(draft, op, load):
                 continue
             ahead = _tile_step(draft, load, {d: n for d, n in heights.items() if d in root.dims})
             if ahead:

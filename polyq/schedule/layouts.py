@@ -18,7 +18,7 @@ from polyq.schedule.draft import Draft, plain_dim, size_of
 __all__ = ["Words", "free_operands", "lane_axis", "step_axis", "tile_rows", "words_of"]
 
 #: vectors of rows that lie together: tiles of fewer vectors read the same layout
-MOST_VECTORS = 4
+MOST_VECTORS = 8
 #: a packed tensor may be this much larger than the tensor, where rows are filled up to a whole tile
 MOST_PADDING = 1.05
 
@@ -32,9 +32,9 @@ class Words:
 
 
 def tile_rows(draft: Draft, extent: Affine) -> int:
-    """Return how many rows lie together when an axis is packed, up to four vectors; 0 where tiles would not fill."""
+    """Return how many rows lie together when an axis is packed, up to eight vectors; 0 where tiles would not fill."""
     size, lanes = size_of(extent), draft.target.lanes("f32")
-    rows = (n * lanes for n in (MOST_VECTORS, 2, 1))
+    rows = (n * lanes for n in (MOST_VECTORS, 4, 2, 1))
     return next((r for r in rows if extent.is_constant and -(-size // r) * r <= MOST_PADDING * size), 0)
 
 

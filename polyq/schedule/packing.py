@@ -14,11 +14,11 @@ from polyq.schedule.axes import share_among_threads
 from polyq.schedule.draft import Draft, plain_dim
 from polyq.schedule.layouts import Words, free_operands, lane_axis, step_axis, tile_rows
 
-__all__ = ["AHEAD", "pack_constants", "scale_partner"]
+__all__ = ["pack_constants", "scale_partner"]
 
 #: how many stretches of memory a tile reads side by side. Measured on Zen 3, 8-bit weights, fractions of the read
 #: bandwidth: one 0.62, two 0.70 to 0.78, four 0.71 to 0.83.
-STREAMS = 2
+STREAMS = 4
 #: bytes ahead of which lines of a packed stream are asked for (2 to 8 KiB made no difference beyond noise)
 AHEAD = 4096
 
@@ -45,6 +45,12 @@ def pack_constants(
     return made
 
 
+def _is_walked(load: Load, main: Op) -> bool:
+    """Whether the innermost loop of a sum steps through the operand: the hardware follows such a stretch of memory."""
+    reduced = [d for d in main.dims if d in main.reduced and main.extent(d) != Affine(1)]
+    return bool(reduced) and any(reduced[-1] in e.dims() for e in load.index)
+
+
 @dataclass(frozen=True, slots=True)
 class _Axis:
     """An axis of the packed tensor: its dim in the copy, its extent, and where element ``(e0, e1, ..)`` lies on it."""
@@ -63,7 +69,8 @@ def _pack(draft: Draft, load: Load, readers: list[str], dim: str, rows: int, wor
     step = step_axis(load, words.along, words.fields, t.extents) if words and narrow else None
     fields = words.fields if words is not None and step is not None else 1
     width = draft.target.lanes("f32")
-    sides = STREAMS if step is not None and rows % (STREAMS * width) == 0 else 1
+    walked = _is_walked(load, main)
+    sides = STREAMS if walked and rows % (STREAMS * width) == 0 else 1
     axes = _packed_axes(t.extents, lanes, step, fields, _outside_in(load, main, lanes), (sides, rows, width))
     source = _source(len(t.shape), lanes, step, fields, (sides, rows, width))
     where = () if t.extents[lanes] % rows == Affine(0) else (Constraint(t.extents[lanes] - 1 - source[lanes]),)
@@ -74,6 +81,8 @@ def _pack(draft: Draft, load: Load, readers: list[str], dim: str, rows: int, wor
     packed = draft.spec.op(copy).target
     draft.do("mark", op=copy, axis="t", kind="parallel")
     draft.do("prepare", tensor=packed)
+    if not walked:
+        draft.do("prefetch", tensor=packed, ahead=AHEAD)
     side = f", {sides} side by side" if sides > 1 else ""
     draft.note(f"{t.name}: packed when it is bound, so that {rows} rows lie in one stretch of memory{side}")
     return packed

@@ -12,6 +12,7 @@ from polyq.affine.spec import Op
 from polyq.affine.sums import dims_of, hoistable, monomials
 from polyq.schedule.axes import share_among_threads
 from polyq.schedule.draft import Draft, plain_dim, size_of
+from polyq.schedule.layouts import Words
 from polyq.schedule.packing import scale_partner
 from polyq.schedule.tiles import Tile, packable
 
@@ -78,19 +79,37 @@ def _parts(draft: Draft, name: str, keep: tuple[str, ...], outer: bool = False) 
 
 
 def sum_in_words(draft: Draft, name: str, tile: Tile) -> list[str]:
-    """Prepare a reduction whose lanes lie along the result: words taken apart, factors moved out; return new ops."""
-    if tile.words is None:
-        return hoist(draft, name)
+    """Prepare a reduction whose lanes lie along the result: factors moved out, words taken apart; return new ops."""
     before = {o.name for o in draft.spec.ops}
+    hoist(draft, name)
+    if tile.words is not None:
+        _take_apart(draft, _reader_of_words(draft, tile.words), tile)
+    fresh = [o for o in draft.spec.ops if o.name not in before and not draft.plan.stage(o.name).kinds]
+    return [o.name for o in fresh if tile.dim in o.dims]  # what has no lanes serves all tiles: it stands alone
+
+
+def _reader_of_words(draft: Draft, words: Words) -> str:
+    """Return the sum that walks packed codes: where factors were moved out, that is the inner one."""
+    for op in draft.spec.ops:
+        for r in op.reads:
+            walked = words.along in op.reduced and any(words.along in e.dims() for e in r.index)
+            if walked and r.tensor in draft.plan.prepared and dtypes.info(r.dtype).bits < 16:
+                return op.name
+    raise ScheduleError(f"no sum walks packed codes along {words.along}")
+
+
+def _take_apart(draft: Draft, name: str, tile: Tile) -> None:
+    """Walk the fields of each word in turn, converted where they lie; a small tile has two sums for each result."""
+    assert tile.words is not None
     k, fields = tile.words.along, tile.words.fields
     draft.do("split_dim", op=name, dim=k, factor=fields, outer=f"{k}b", inner=f"{k}u")
     few = tile.vectors * prod(n for _, n in tile.unroll) < 2 * CHAINS
-    two = draft.relaxed and few  # sums a row, which hide the latency
+    two = draft.relaxed and few  # which hide the latency
     if two:
         draft.do("split_dim", op=name, dim=f"{k}u", factor=fields // 2, outer=f"{k}h", inner=f"{k}u")
     scale_partner(draft, name, draft.plan.prepared, tile.words, dict(tile.unroll))
-    hoist(draft, _parts(draft, name, (f"{k}h",), outer=True) if two else name)
-    return [o.name for o in draft.spec.ops if o.name not in before and not draft.plan.stage(o.name).kinds]
+    if two:
+        _parts(draft, name, (f"{k}h",), outer=True)
 
 
 def sum_in_lanes(draft: Draft, op: Op, tile: Tile) -> list[str]:
