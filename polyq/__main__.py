@@ -190,7 +190,7 @@ def _emitted(spec: Spec, options: argparse.Namespace, constants: tuple[str, ...]
     unknown = [name for name in constants if name not in spec.input_names]
     if unknown:
         raise polyq.ArgumentError(f"--bind {unknown[0]}: the program has no such input ({', '.join(spec.input_names)})")
-    ladder, given = ladder_of(spec), dict(options.set)
+    ladder, given = ladder_of(spec, bool(options.bind)), dict(options.set)
     least = 1 if options.file is None else DEFAULT_SIZE
     sizes = None if ladder is None else ladder.sizes(ladder.rung(given.get(ladder.param, least)))
     schedule = Schedule.auto(

@@ -103,7 +103,7 @@ def bound_program(seed: int) -> BoundProgram:
     names = list(of.tensors)
     bound = tuple(n for n in names if n not in ("x", "y") and r.random() < 0.75) or ("w",)
     bound += ("x",) if r.random() < 0.08 else ()
-    rows = tuple(r.choice(c) for c in ((0, 1, 2, 3), (4, 5, 7, 16, 31), (32, 33, 40)))
+    rows = tuple(r.choice(c) for c in ((0, 1, 2, 3), (4, 5, 7, 16, 31), (33, 40, 48, 50)))
     order = r.sample(names, len(names))
     return BoundProgram(
         "\n".join(lines), tuple((n, *of.tensors[n]) for n in order), bound,

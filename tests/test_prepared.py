@@ -203,9 +203,9 @@ def test_each_range_has_a_certified_schedule_and_the_same_values():
     n, g, j = 96, 2, 64
     w, stored, z, s, _ = data("u8", n, g, j, 1)
     kernel = polyq.build(spec_of("u8", n, g, j), threads=2)
-    layer = kernel.bind(w=stored, z=z, s=s)
+    layer = polyq.build(spec_of("u8", n, g, j), threads=2, constants=("w", "z", "s")).bind(w=stored, z=z, s=s)
     d = (w.astype(float) - z[..., None]) * s[..., None]
-    for m in (0, 1, 2, 3, 9, 10, 11, 37):
+    for m in (0, 1, 2, 3, 9, 10, 11, 37, 48, 53):
         x = data("u8", n, g, j, m, seed=m)[-1]
         wanted = np.einsum("mgj,ngj->mn", x.astype(float), d)
         for got in (kernel(w=stored, z=z, s=s, x=x), layer(x=x)):
@@ -216,7 +216,8 @@ def test_each_range_has_a_certified_schedule_and_the_same_values():
     assert kernel.at(m=1) is kernel
     assert kernel.at(m=9) is kernel.at(m=37)
     assert kernel.at(m=9).source != kernel.source
-    assert layer.kernel.at(m=37).sizes == {"m": 16}
+    assert [layer.kernel.at(m=m).sizes["m"] for m in (1, 37, 48)] == [1, 16, 128]
+    assert kernel.at(m=48) is kernel.at(m=37)  # what is not bound has no range of many rows
 
 
 def test_ranges_are_asked_for_by_the_names_of_parameters():
@@ -233,7 +234,7 @@ def test_strict_is_the_same_bound_unbound_and_interpreted_in_every_range():
     _, stored, z, s, _ = data("u8", n, g, j, 1)
     kernel = polyq.build(spec_of("u8", n, g, j), numerics="strict")
     layer = kernel.bind(w=stored, z=z, s=s)
-    for m in (1, 2, 3, 9, 33):
+    for m in (1, 2, 3, 9, 33, 50):
         x = data("u8", n, g, j, m, seed=m)[-1]
         wanted = polyq.interpret(kernel.spec, w=stored, z=z, s=s, x=x)
         np.testing.assert_array_equal(kernel(w=stored, z=z, s=s, x=x), wanted)
@@ -257,6 +258,47 @@ def test_all_ranges_of_a_plain_multiply_read_the_same_packed_operand():
         assert "a: packed when it is bound" in kernel.at(m=m).explain()
         assert kernel.at(m=m).executable.spec == kernel.executable.spec
     assert kernel.at(m=40) is not kernel
+
+
+# ---- many rows
+MANY = {
+    "as it is": BODY,
+    "producer dims j, g, n": BODY.replace("d[n, g, j]", "d[j, g, n]"),
+    "scale first": BODY.replace("(f32(w[n, g, j]) - z[n, g]) * s[n, g]", "f32(w[n, g, j]) * s[n, g] - z[n, g] * s[n, g]"),
+    "no zero point": BODY.replace("(f32(w[n, g, j]) - z[n, g])", "(z[n, g] * f32(w[n, g, j]))"),
+    "two ops": "c[n, g, j] = f32(w[n, g, j]) - z[n, g]\nd[n, g, j] = c[n, g, j] * s[n, g]\n" + BODY.split("\n")[1],
+}
+
+
+@pytest.mark.parametrize("body", MANY.values(), ids=MANY)
+@pytest.mark.parametrize(("dtype", "n"), [("u8", 64), ("i4", 100), ("u4", 33), ("i8", 40)])
+def test_many_rows_share_a_panel_of_what_is_computed_from_codes(body, dtype, n):
+    g, j = 2, 48
+    _, stored, z, s, _ = data(dtype, n, g, j, 1)
+    spec = spec_of(dtype, n, g, j, body)
+    kernel = polyq.build(spec, constants=("w", "z", "s"), threads=2)
+    layer = kernel.bind(w=stored, z=z, s=s)
+    assert "d: kept, a panel at a time, since 128 rows share" in kernel.at(m=48).explain()
+    assert "d.packed" in str(kernel.at(m=48).schedule)
+    for m in (48, 61):
+        x = data(dtype, n, g, j, m, seed=m)[-1]
+        wanted = polyq.interpret(spec, precise=True, w=stored, z=z, s=s, x=x)
+        np.testing.assert_allclose(layer(x=x), wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
+
+
+def test_a_panel_that_no_cache_holds_is_not_kept():
+    kernel = polyq.build(spec_of("u8", 64, 200, 128), constants=("w", "z", "s"))
+    assert "panel" not in kernel.at(m=48).explain()
+    assert "scratch d" not in str(kernel.at(m=48).schedule)
+
+
+def test_the_inner_loop_over_a_panel_only_loads_and_multiplies():
+    kernel = polyq.build(spec_of("u8", 4096, 32, 128), constants=("w", "z", "s"), target="avx2")
+    source = kernel.at(m=128).source
+    inner = source[source.index("for (int64_t j = 0") :]
+    inner = inner[: inner.index("\n          }")]
+    assert inner.count("+=") == 12  # six rows of two vectors
+    assert "convertvector" not in inner
 
 
 # ---- what random programs found

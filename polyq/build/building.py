@@ -61,7 +61,7 @@ def build(
     }  # fmt: skip
     mode, machine = _options_of(program, numerics, target)
     request = _Request(program, mode, machine, _threads(threads), asked)
-    ladder = ladder_of(spec) if isinstance(program, Spec) else None
+    ladder = ladder_of(spec, bool(asked["constants"])) if isinstance(program, Spec) else None
     sizes: list[dict[str, int]] = [{}] if ladder is None else [ladder.sizes(rung) for rung in range(len(ladder.rungs))]
     with phases() as spent:
         first, *upper = [_made(request, each) for each in sizes]
@@ -171,7 +171,7 @@ def plan_key(
 ) -> str | None:
     """Return the key under which :func:`build` with these options keeps the plan of a program (its first range)."""
     ladder = ladder_of(program) if isinstance(program, Spec) else None
-    sizes = {} if ladder is None else ladder.sizes(0)
+    sizes = {} if ladder is None else ladder.sizes(0)  # the first range is the same for bound operands
     names = _constants(_spec_of(program), constants)
     return memo_key(program, *_options_of(program, numerics, target), names, sizes)
 

@@ -22,6 +22,7 @@ from polyq.schedule.cores import schedule_core
 from polyq.schedule.draft import Draft, bounds_its_sum, plain_dim, size_of, typical, work_of
 from polyq.schedule.groups import Group, group_of
 from polyq.schedule.legality import is_carried
+from polyq.schedule.panels import keeps_panel
 from polyq.schedule.rows import schedule_dots, schedule_plain, schedule_rows
 from polyq.schedule.schedule import Schedule
 from polyq.schedule.target import Target
@@ -104,6 +105,9 @@ def inline_producers(draft: Draft) -> None:
     for tensor in [t.name for t in draft.spec.temporaries]:
         writer = inlinable(draft.spec, tensor)
         if isinstance(writer, str):
+            continue
+        if shared := keeps_panel(draft, writer):
+            draft.note(f"{tensor}: kept, a panel at a time, since {shared} rows share what is computed from codes")
             continue
         cells, reads = work_of(writer), 0
         for op in draft.spec.readers(tensor):

@@ -10,7 +10,8 @@ from polyq.schedule.copies import copy_rows, scattered_rows
 from polyq.schedule.draft import Draft, plain_dim, size_of, work_of
 from polyq.schedule.groups import Group, Member, is_contraction
 from polyq.schedule.packing import pack_constants
-from polyq.schedule.sums import arrange, distribute, pack_panel, panels_of, sum_in_lanes, sum_in_words
+from polyq.schedule.panels import pack_panel, panels_of
+from polyq.schedule.sums import arrange, distribute, sum_in_lanes, sum_in_words
 from polyq.schedule.tiles import Tile, choose_tile
 
 __all__ = ["schedule_core"]

@@ -15,6 +15,8 @@ __all__ = ["Ladder", "ladder_of"]
 
 #: the least value of each range, and the size that it is made for
 RUNGS = ((0, 1), (2, 16))
+#: and the range of many rows, where what is computed from bound codes is kept for all of them
+MANY_ROWS = (48, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +39,16 @@ class Ladder:
         return {self.param: self.rungs[rung][1]}
 
 
-def ladder_of(spec: Spec) -> Ladder | None:
+def ladder_of(spec: Spec, bound: bool = False) -> Ladder | None:
     """Return the ranges for ``spec``: of a parameter that counts rows over which an operand is reused.
 
+    ``bound``: operands are bound, so that many rows deserve a range of their own.
     Of several in a contraction the last serves: what stands in front of it is a batch.
     """
     for op in spec.ops:
         rows = _rows(op) if op.reduce is not None else []
         if rows:
-            return Ladder(rows[-1])
+            return Ladder(rows[-1], (*RUNGS, MANY_ROWS) if bound else RUNGS)
     return None
 
 

@@ -15,7 +15,7 @@ from polyq.affine.scalar import Cast, Load, walk
 from polyq.affine.spec import Op
 from polyq.schedule.draft import Draft, plain_dim, size_of
 
-__all__ = ["Words", "free_operands", "lane_axis", "step_axis", "tile_rows", "words_of"]
+__all__ = ["Words", "free_operands", "lane_axis", "step_axis", "tile_rows", "walked_dims", "words_of"]
 
 #: vectors of rows that lie together: tiles of fewer vectors read the same layout
 MOST_VECTORS = 8
@@ -41,8 +41,8 @@ def tile_rows(draft: Draft, extent: Affine) -> int:
 def free_operands(draft: Draft, op: Op) -> frozenset[str]:
     """Return the constants that ``op`` reads whose layout may change.
 
-    They are inputs of known size, read once in ``op``, and by no statement of another tensor: it would need them as
-    they are, and they would be held twice.
+    They are inputs of known size, read at one place in ``op``, and by no statement of another tensor: it would need
+    them as they are, and they would be held twice.
     """
     found: set[str] = set()
     for load in op.reads:
@@ -52,9 +52,14 @@ def free_operands(draft: Draft, op: Op) -> frozenset[str]:
         if not all(e.is_constant for e in draft.spec.tensor(name).extents):
             continue
         alone = all(reader.target == op.target for reader in draft.spec.readers(name))
-        if alone and sum(r.tensor == name for r in op.reads) == 1:
+        if alone and len({r.index for r in op.reads if r.tensor == name}) == 1:
             found.add(name)
     return frozenset(found)
+
+
+def walked_dims(op: Op, dim: str) -> list[str]:
+    """Return the dims that a tile of lanes along ``dim`` walks: the reduced ones, or all others where none is."""
+    return [d for d in op.dims if d != dim and (op.reduce is None or d in op.reduced) and op.extent(d) != Affine(1)]
 
 
 def lane_axis(load: Load, dim: str) -> int | None:
@@ -63,8 +68,13 @@ def lane_axis(load: Load, dim: str) -> int | None:
     return at[0] if len(at) == 1 and plain_dim(load.index[at[0]]) == dim else None
 
 
-def words_of(draft: Draft, op: Op, dim: str, free: frozenset[str]) -> Words | None:
-    """Return how narrow constants fill words along a reduced dim, with lanes along ``dim``, or ``None``."""
+def words_of(
+    draft: Draft, op: Op, dim: str, free: frozenset[str], order: Sequence[str] | None = None
+) -> Words | None:
+    """Return how narrow constants fill words along a dim that is walked, with lanes along ``dim``, or ``None``.
+
+    ``order`` is that of the walk, outermost first, where it is not the order of the op's dims.
+    """
     narrow = [r for r in op.reads if dtypes.is_int(r.dtype) and dtypes.info(r.dtype).bits < 16]
     bits = {dtypes.info(r.dtype).bits for r in narrow}
     if len(bits) != 1 or any(r.tensor not in free or lane_axis(r, dim) is None for r in narrow):
@@ -72,9 +82,9 @@ def words_of(draft: Draft, op: Op, dim: str, free: frozenset[str]) -> Words | No
     if not all(_cast_to_f32(op, r) for r in narrow):
         return None
     fields = 32 // bits.pop()
-    reduced = [d for d in op.dims if d in op.reduced and op.extent(d) != Affine(1)]
+    walked = list(order) if order is not None else walked_dims(op, dim)
     # the fields of a word are summed innermost: where the order of a sum stays, only its last dim can be taken apart
-    for k in reversed(reduced if draft.relaxed else reduced[-1:]):
+    for k in reversed(walked if draft.relaxed else walked[-1:]):
         extent = op.extent(k)
         if (
             extent.is_constant

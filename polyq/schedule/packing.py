@@ -12,7 +12,7 @@ from polyq.affine.scalar import Load
 from polyq.affine.spec import Op
 from polyq.schedule.axes import share_among_threads
 from polyq.schedule.draft import Draft, plain_dim
-from polyq.schedule.layouts import Words, free_operands, lane_axis, step_axis, tile_rows
+from polyq.schedule.layouts import Words, free_operands, lane_axis, step_axis, tile_rows, walked_dims
 
 __all__ = ["pack_constants", "scale_partner"]
 
@@ -45,10 +45,10 @@ def pack_constants(
     return made
 
 
-def _is_walked(load: Load, main: Op) -> bool:
-    """Whether the innermost loop of a sum steps through the operand: the hardware follows such a stretch of memory."""
-    reduced = [d for d in main.dims if d in main.reduced and main.extent(d) != Affine(1)]
-    return bool(reduced) and any(reduced[-1] in e.dims() for e in load.index)
+def _is_walked(load: Load, main: Op, dim: str) -> bool:
+    """Whether the innermost loop of a tile steps through the operand: the hardware follows such a stretch of memory."""
+    walked = walked_dims(main, dim)
+    return bool(walked) and any(walked[-1] in e.dims() for e in load.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def _pack(draft: Draft, load: Load, readers: list[str], dim: str, rows: int, wor
     step = step_axis(load, words.along, words.fields, t.extents) if words and narrow else None
     fields = words.fields if words is not None and step is not None else 1
     width = draft.target.lanes("f32")
-    walked = _is_walked(load, main)
+    walked = _is_walked(load, main, dim)
     sides = STREAMS if walked and rows % (STREAMS * width) == 0 else 1
     axes = _packed_axes(t.extents, lanes, step, fields, _outside_in(load, main, lanes), (sides, rows, width))
     source = _source(len(t.shape), lanes, step, fields, (sides, rows, width))

@@ -7,19 +7,18 @@ from math import prod
 from polyq.affine import dtypes
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint
-from polyq.affine.scalar import Load
 from polyq.affine.spec import Op
 from polyq.affine.sums import dims_of, hoistable, monomials
 from polyq.schedule.axes import share_among_threads
-from polyq.schedule.draft import Draft, plain_dim, size_of
+from polyq.schedule.draft import Draft, size_of
 from polyq.schedule.layouts import Words
 from polyq.schedule.packing import scale_partner
-from polyq.schedule.tiles import Tile, packable
+from polyq.schedule.tiles import Tile
 
 #: unrolled copies of lanes for a reduction that has no other independent sums: they hide the latency of an addition
 CHAINS = 4
 
-__all__ = ["arrange", "distribute", "hoist", "pack_panel", "panels_of", "sum_in_lanes", "sum_in_words"]
+__all__ = ["arrange", "distribute", "hoist", "sum_in_lanes", "sum_in_words"]
 
 
 def distribute(draft: Draft, name: str) -> list[str]:
@@ -182,45 +181,6 @@ def pack_partners(draft: Draft, name: str, tile: Tile, block: str, lane: str, st
         except ScheduleError as error:
             draft.restore(point)
             draft.note(f"{codes[0].tensor}: fields are shifted down ({str(error).splitlines()[0]})")
-
-
-def panels_of(draft: Draft, main: Op, tile: Tile) -> list[Load]:
-    """Operands that each tile of lanes walks with a large stride and that other dims of the result use again."""
-    if tile.reduced:
-        return []
-    found: list[Load] = []
-    width = tile.lanes * tile.vectors
-    for load in dict.fromkeys(main.reads):
-        if not packable(main, load, tile.dim):
-            continue
-        cells = width
-        for d in {d for e in load.index for d in e.dims()} - {tile.dim}:
-            cells *= size_of(main.extent(d))
-        contiguous = plain_dim(load.index[-1]) == tile.dim and size_of(main.extent(tile.dim)) < 4 * width
-        if not contiguous and cells * max(dtypes.info(load.dtype).bits // 8, 1) <= draft.target.l2 // 2:
-            found.append(load)
-    return found
-
-
-def pack_panel(draft: Draft, root: Op, load: Load, tile: Tile, follows: dict[str, str], readers: list[str]) -> None:
-    """Copy the panel that one tile of lanes needs into scratch, lanes contiguous."""
-    reader = next(n for n in readers if any(r.tensor == load.tensor for r in draft.spec.op(n).reads))
-    t = draft.spec.tensor(load.tensor)
-    at = next(k for k, e in enumerate(load.index) if plain_dim(e) == tile.dim)
-    positions = [k for k in range(len(t.shape)) if k != at] + [at]
-    dims = tuple(f"e{k}" for k in positions)
-    (copy,) = draft.do(
-        "copy_of", tensor=load.tensor, readers=(reader,), shape=tuple(t.extents[k] for k in positions), dims=dims,
-        source=tuple(Affine.dim(f"e{k}") for k in range(len(t.shape))), place=tuple(Affine.dim(d) for d in dims),
-    )  # fmt: skip
-    draft.do("fuse", producer=copy, into=root.name, at=f"{follows[tile.dim]}o")
-    lane = dims[-1]
-    draft.do("split", op=copy, axis=lane, factor=tile.lanes, outer=f"{lane}b", inner=f"{lane}v")
-    draft.do("mark", op=copy, axis=f"{lane}v", kind="vector")
-    draft.do("mark", op=copy, axis=f"{lane}b", kind="unroll")
-    draft.note(
-        f"{load.tensor}: the panel of a tile is copied into scratch, since its rows lie apart and are read again"
-    )
 
 
 def arrange(draft: Draft, name: str, tile: Tile | None) -> None:

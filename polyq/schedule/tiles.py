@@ -16,7 +16,7 @@ from polyq.affine.spec import Op, Spec
 from polyq.schedule.draft import Draft, bounds_its_sum, is_weighed, plain_dim, size_of
 from polyq.schedule.layouts import Words, free_operands, lane_axis, tile_rows, words_of
 
-__all__ = ["Tile", "choose_tile", "packable", "stride"]
+__all__ = ["PANEL_USES", "Tile", "choose_tile", "packable", "stride"]
 
 #: relative cost of getting one vector: loading it, spreading one element, collecting lanes one by one, widening bytes
 SYMBOLIC_UNROLL = 2
@@ -235,7 +235,7 @@ def packable(op: Op, load: Load, dim: str) -> bool:
         return False
     again = 1
     for d in op.dims:
-        if d not in used and d not in op.reduced and op.extent(d).is_constant:
+        if d not in used and d not in op.reduced and is_weighed(op.extent(d)):
             again *= size_of(op.extent(d))
     return again >= PANEL_USES
 
