@@ -20,7 +20,7 @@ from polyq.affine.rewrite import constant_ranges, entry, fresh, moved_dim, split
 from polyq.affine.scalar import Const, Index, Load, Scalar, map_scalar, walk
 from polyq.affine.spec import Op, Spec, Tensor
 
-__all__ = ["grouped", "map_loads", "same_storage", "simple"]
+__all__ = ["grouped", "map_loads", "row_major", "same_storage", "simple"]
 
 Axes = tuple[Affine, ...]
 
@@ -33,14 +33,19 @@ def same_storage(a: Tensor, b: Tensor) -> bool:
     >>> same_storage(Tensor("w", "u4", (4, 3)), Tensor("w", "u4", (12,)))
     False
     """
-    if a.dtype != b.dtype or _sizes(a.extents) != _sizes(b.extents):
+    if a.dtype != b.dtype or row_major(a) != row_major(b):
         return False
     return a.shape == b.shape or (_whole_rows(a, a.extents) and _whole_rows(b, b.extents))
 
 
-def _sizes(shape: Axes) -> list[Affine]:
-    """Return the numbers of cells of the runs that have more than one."""
-    return [size for run in _runs(shape) if (size := _size(shape, run)) != Affine(1)]
+def row_major(t: Tensor) -> tuple[Affine, ...]:
+    """Return the sizes of the runs of axes that one offset goes through, without those of one cell.
+
+    >>> [str(e) for e in row_major(Tensor("x", "f32", (1, 4, "m", 8, 2)))]
+    ['4', '16*m']
+    """
+    shape = t.extents
+    return tuple(size for run in _runs(shape) if (size := _size(shape, run)) != Affine(1))
 
 
 def _whole_rows(t: Tensor, shape: Axes) -> bool:
