@@ -11,7 +11,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from polyq.affine.expr import Affine
 
@@ -53,9 +53,10 @@ def renamed(value: Any, name: Callable[[str], str]) -> Any:
     if isinstance(value, Affine):
         return value.substitute(lambda atom: Affine.of(type(atom)(name(atom.name)))) if value.terms else value
     if isinstance(value, tuple):
-        return tuple(renamed(v, name) for v in value)
+        return tuple(renamed(v, name) for v in cast("tuple[Any, ...]", value))
     if isinstance(value, Mapping):
-        return {renamed(k, name): renamed(v, name) for k, v in value.items()}
+        pairs = cast("Mapping[Any, Any]", value).items()
+        return {renamed(k, name): renamed(v, name) for k, v in pairs}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         changed = {f.name: renamed(getattr(value, f.name), name) for f in dataclasses.fields(value) if f.init}
         return replace(value, **changed)

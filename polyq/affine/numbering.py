@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from polyq.affine.canonical import stored
 from polyq.affine.expr import Affine, Dim, FloorDiv, Param
 from polyq.affine.naming import Renaming
-from polyq.affine.rewrite import fills, widen_sums
+from polyq.affine.rewrite import fills, moved_dim, widen_sums
 from polyq.affine.scalar import Apply, Cast, Const, Index, Load, Scalar
 from polyq.affine.spec import Op, Spec
 from polyq.affine.unsigned import bits_as_read
@@ -64,7 +64,9 @@ class Form:
         if _look_derived(spec, tensors):
             return None
         dims = _numbered_dims(ordered)
-        moved = ordered.with_ops(tuple(_renamed_op(op, tensors, each) for op, each in zip(ordered.ops, dims, strict=True)))
+        moved = ordered.with_ops(
+            tuple(_renamed_op(op, tensors, each) for op, each in zip(ordered.ops, dims, strict=True))
+        )
         every = sorted((replace(t, name=tensors[t.name]) for t in ordered.all_tensors), key=lambda t: int(t.name[1:-1]))
         numbered = Spec(
             "N0N", tuple(every), _by_rule(moved.with_ops(moved.ops, tuple(every))),
@@ -158,12 +160,7 @@ def _look_derived(spec: Spec, names: Iterable[str]) -> bool:
 
 def _is_fill(spec: Spec, op: Op) -> bool:
     writers = spec.writers(op.target)
-    return (
-        op is writers[0]
-        and len(writers) > 1
-        and isinstance(op.body, Const)
-        and fills(op, spec.tensor(op.target))
-    )
+    return op is writers[0] and len(writers) > 1 and isinstance(op.body, Const) and fills(op, spec.tensor(op.target))
 
 
 def _by_rule(spec: Spec) -> tuple[Op, ...]:
@@ -180,7 +177,7 @@ def _by_rule(spec: Spec) -> tuple[Op, ...]:
 
 
 def _numbered_dims(spec: Spec) -> list[dict[str, str]]:
-    """Return the numbered name of each dim of each op: one that walks the axis of a tensor is called as others there."""
+    """Return the numbered names of the dims of each op: what walks one axis of a tensor has one name."""
     walked: dict[tuple[str, int], str] = {}
     found: dict[int, dict[str, str]] = {}
     count = 0
@@ -190,8 +187,7 @@ def _numbered_dims(spec: Spec) -> list[dict[str, str]]:
             (d, (name, k))
             for name, index in [(op.target, op.index), *((r.tensor, r.index) for r in op.reads)]
             for k, e in enumerate(index)
-            for d in op.dims
-            if e == Affine.dim(d)
+            if (d := moved_dim(e)) is not None
         ]
         for d, axis in axes:
             if d not in mine and walked.get(axis, "") not in ("", *mine.values()):

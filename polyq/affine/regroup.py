@@ -106,18 +106,28 @@ class _Access:
         return _Access(op.name, total.simplify(ranges), tuple(inside), ranges)
 
     def below(self, stride: int) -> Affine | None:
-        """Return the part of the offset below a stride, if it is surely less."""
-        rest = Affine(self.offset.const % stride, tuple((a, c) for a, c in self.offset.terms if c % stride))
+        """Return the part of the offset below a stride, if it is surely from 0 to less than that."""
+        rest = Affine(self.offset.const, tuple((a, c) for a, c in self.offset.terms if c % stride))
         span = rest.bounds(self.ranges)
-        if span is not None and span[0] >= 0 and span[1] < stride:
-            return rest
+        if span is not None and span[0] // stride == span[1] // stride:
+            return rest - span[0] // stride * stride
         known = dict(self.inside).get(stride)  # in the bounds of its axes
-        return rest if known is not None and known.simplify(self.ranges) == rest else None
+        if known is None:
+            return None
+        apart = known.simplify(self.ranges) - rest
+        return rest + apart.const if apart.is_constant and apart.const % stride == 0 else None
 
 
 def ranges_of(op: Op) -> dict[str, tuple[int, int]]:
-    """Return the inclusive ranges of the dims that have a number of at least 1 for an extent."""
-    return {d: span for d, span in constant_ranges(op).items() if span[1] >= 0}
+    """Return the inclusive ranges of the dims that have a number of at least 1 for an extent, within ``where``."""
+    ranges = {d: span for d, span in constant_ranges(op).items() if span[1] >= 0}
+    for c in op.where:
+        low, high = moved_dim(c.expr), moved_dim(-c.expr)
+        if low in ranges and not c.equality:
+            ranges[low] = (max(ranges[low][0], -c.expr.const), ranges[low][1])
+        elif high in ranges and not c.equality:
+            ranges[high] = (ranges[high][0], min(ranges[high][1], c.expr.const))
+    return {d: span for d, span in ranges.items() if span[0] <= span[1]}
 
 
 def _indices(spec: Spec, tensor: str) -> Iterator[tuple[Op, Axes]]:

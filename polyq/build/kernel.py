@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -73,6 +73,7 @@ class Kernel:
         phases: Sequence[tuple[str, float]] = (),
     ) -> None:
         self._program, self._plan = program, plan
+        self._proof: Callable[[], Certificate] | None = None
         self._asked, self._build = dict(asked or {}), (seconds, tuple(phases))
         self.spec: Spec = program if isinstance(program, Spec) else program.spec
         self.numerics, self.target, self.threads = numerics, target, threads
@@ -126,7 +127,7 @@ class Kernel:
 
     @property
     def source(self) -> str:
-        """The C that runs."""
+        """The C that runs, in the program's names (what is compiled has names that other texts of it share)."""
         return self._plan.module.source
 
     @cached_property
@@ -137,7 +138,11 @@ class Kernel:
     @cached_property
     def certificate(self) -> Certificate:
         """The proof that the loops compute the spec; ``verify()`` on it checks again."""
-        return self.schedule.certificate()
+        return self.schedule.certificate() if self._proof is None else self._proof()
+
+    def keep_certificate(self, proof: Callable[[], Certificate]) -> None:
+        """Take the certificate of the build, in the caller's names once it is asked for."""
+        self._proof = proof
 
     @property
     def layout(self) -> str:
