@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_specs import random_specs
@@ -12,10 +13,8 @@ from random_specs import random_specs
 import polyq
 from polyq.affine.arrays import random_arrays, storage_shape
 from polyq.affine.canonical import canonical, stored
+from polyq.affine.numbering import Form
 from polyq.affine.regroup import same_storage
-
-GROUPED = {"w": ("u8", (6, 4, 8)), "z": ("f32", (6, 4)), "s": ("f32", (6, 4)), "x": ("f32", (5, 4, 8))}
-FLAT = {**GROUPED, "w": ("u8", (6, 32)), "x": ("f32", (5, 32))}
 
 
 def results(spec, arrays):
@@ -173,3 +172,180 @@ def test_programs_that_reshape_compute_the_same_bits(program):
     text, shape = program
     spec = polyq.parse(text, x=("f32", shape))
     check(spec, random_arrays(spec, {}, 0))
+
+
+# ---- by hand
+def test_a_removed_reduction_still_combines_with_its_start_value():
+    spec = polyq.parse("y[i] = 2.0 where i < 3\ny[i] += x[k, i] where k < 1", x=("f32", (1, 3)))
+    made = canonical(spec)
+    assert [op.dims for op in made.ops] == [("i",), ("i",)]
+    assert str(made.ops[1]) == "y[i] += x[0, i]"
+    x = np.array([[1, 2, 4]], np.float32)
+    assert polyq.interpret(made, x=x).tolist() == [3.0, 4.0, 6.0]
+    assert polyq.build(spec, numerics="strict")(x=x).tolist() == [3.0, 4.0, 6.0]
+
+
+def test_a_product_and_a_maximum_over_one_element_keep_their_start_values():
+    text = "p[i] = 3.0 where i < 2\np[i] *= x[i, k] where k < 1\nm[i] = 5.0 where i < 2\nm[i] max= x[i, k] where k < 1"
+    spec = polyq.parse(text, x=("f32", (2, 1)), outputs=("p", "m"))
+    kernel = polyq.build(spec)
+    got = kernel(x=np.array([[2], [7]], np.float32))
+    assert ([*got.p], [*got.m]) == ([6.0, 21.0], [5.0, 7.0])
+
+
+def test_constant_subscripts_leave_temporaries():
+    spec = polyq.parse("t[0, i, 0] = x[i] * x[i]\ny[i, j] = t[0, i, 0] + t[0, j, 0]", x=("f32", (4,)))
+    assert str(canonical(spec)).splitlines()[1:] == ["t[i] = (x[i] * x[i])", "y[i, j] = (t[i] + t[j])"]
+
+
+def test_the_grouped_program_is_canonical_as_it_stands():
+    shapes = {"w": ("u8", (6, 4, 8)), "z": ("f32", (6, 4)), "s": ("f32", (6, 4)), "x": ("f32", ("m", 4, 8))}
+    text = "d[n, g, j] = (f32(w[n, g, j]) - z[n, g]) * s[n, g]\ny[m, n] += x[m, g, j] * d[n, g, j]"
+    spec = polyq.parse(text, **shapes)
+    assert canonical(spec) == stored(spec) == spec
+
+
+CASES = {
+    # a concatenation of 51 and 49, read as 10 x 10: neither piece is a box there
+    "concatenation": (
+        "c[i] = a[i]\nc[51 + i] = b[i]\ny[p] += c[10*p + q] * c[10*q + p] where p < 10, q < 10",
+        {"a": (51,), "b": (49,)},
+    ),
+    # tiles of 8 of the rows of (64, 4), collapsed
+    "tiles": (
+        "t[i//8, j, i % 8] = a[i, j]\nf[32*o + 8*j + i] = t[o, j, i]\ny[k] = 2.0 * f[k]",
+        {"a": (64, 4)},
+    ),
+    # a transposed matrix is not contiguous, and is collapsed nevertheless
+    "transposed": (
+        "t[j, i] = a[i, j]\nf[12*j + i] = t[j, i]\nr[p, q] = f[10*p + q] where p < 6, q < 10\ny[q] += r[p, q] * b[p, q]",
+        {"a": (12, 5), "b": (6, 10)},
+    ),
+    # a slice with a step: every other row, read as one row
+    "slice": (
+        "t[i, j] = a[2*i + 1, j] where i < 3\nf[7*i + j] = t[i, j]\ny += f[k] * b[k]",
+        {"a": (7, 7), "b": (21,)},
+    ),
+    "reversed": ("t[9 - i] = a[i]\ny[p, q] = t[5*p + q] + b[p, q]", {"a": (10,), "b": (2, 5)}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reshapes_that_do_not_compose_into_boxes_are_right(name):
+    text, shapes = CASES[name]
+    spec = polyq.parse(text, **{n: ("f32", shape) for n, shape in shapes.items()})
+    arrays = random_arrays(spec, {}, 3)
+    check(spec, arrays)
+    for got, expected in zip(
+        results_of(polyq.build(spec, numerics="strict"), arrays), results(spec, arrays), strict=True
+    ):
+        assert_same_bits(got, expected)
+
+
+def test_a_copy_of_what_is_overwritten_stays():
+    text = "t[i] = a[i]\na[i] = b[i]\ny[i] = t[i] + a[i]"
+    spec = polyq.parse(text, a=("f32", (6,)), b=("f32", (6,)))
+    assert [op.target for op in canonical(spec).ops] == ["t", "a", "y"]
+    check(spec, random_arrays(spec, {}, 3))
+
+
+def results_of(kernel, arrays):
+    found = kernel(**arrays)
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+def test_tiles_are_where_numpy_says():
+    text, _ = CASES["tiles"]
+    a = np.arange(256, dtype=np.float32).reshape(64, 4)
+    got = polyq.build(polyq.parse(text, a=("f32", (64, 4))))(a=a)
+    np.testing.assert_array_equal(got, 2 * a.reshape(8, 8, 4).transpose(0, 2, 1).reshape(-1))
+
+
+def test_axes_of_four_bits_stay_where_rows_end_inside_a_byte():
+    spec = polyq.parse("y[i, j] = f32(w[i, j])", w=("u4", (3, 5)))
+    assert stored(spec).tensor("w").shape == (3, 5)
+    whole = polyq.parse("y[i, j] = f32(w[i, j])", w=("u4", (3, 6)))
+    assert stored(whole).tensor("w").shape == (18,)
+    for each, row in ((spec, 3), (whole, 3)):
+        w = np.arange(3 * row, dtype=np.uint8).reshape(3, row) * 7
+        np.testing.assert_array_equal(polyq.build(each)(w=w), polyq.interpret(each, w=w))
+
+
+CONSTANT_ZERO = """
+func.func @f(%w: tensor<16x4x8xi8>, %x: tensor<1x1x4x8xf32>, %s: tensor<16x4x1xf32>, %z: tensor<16x4x1xf32>) -> tensor<1x1x16xf32> {
+  %c = arith.constant 0.0 : f32
+  %0 = tensor.empty() : tensor<1x1x16xf32>
+  %1 = tensor.empty() : tensor<16x4x8xf32>
+  %2 = linalg.fill ins(%c : f32) outs(%0 : tensor<1x1x16xf32>) -> tensor<1x1x16xf32>
+  %3 = linalg.generic {indexing_maps = [affine_map<(n, g, j) -> (n, g, j)>, affine_map<(n, g, j) -> (n, g, 0)>,
+      affine_map<(n, g, j) -> (n, g, 0)>, affine_map<(n, g, j) -> (n, g, j)>],
+      iterator_types = ["parallel", "parallel", "parallel"]}
+      ins(%w, %s, %z : tensor<16x4x8xi8>, tensor<16x4x1xf32>, tensor<16x4x1xf32>) outs(%1 : tensor<16x4x8xf32>) {
+  ^bb0(%a: i8, %b: f32, %d: f32, %out: f32):
+    %4 = arith.extui %a : i8 to i32
+    %5 = arith.uitofp %4 : i32 to f32
+    %6 = arith.subf %5, %d : f32
+    %7 = arith.mulf %6, %b : f32
+    linalg.yield %7 : f32
+  } -> tensor<16x4x8xf32>
+  %8 = linalg.generic {indexing_maps = [affine_map<(a, b, n, g, j) -> (a, b, g, j)>, affine_map<(a, b, n, g, j) -> (n, g, j)>,
+      affine_map<(a, b, n, g, j) -> (a, b, n)>], iterator_types = ["parallel", "parallel", "parallel", "reduction", "reduction"]}
+      ins(%x, %3 : tensor<1x1x4x8xf32>, tensor<16x4x8xf32>) outs(%2 : tensor<1x1x16xf32>) {
+  ^bb0(%a: f32, %b: f32, %out: f32):
+    %9 = arith.mulf %a, %b : f32
+    %10 = arith.addf %9, %out : f32
+    linalg.yield %10 : f32
+  } -> tensor<1x1x16xf32>
+  return %8 : tensor<1x1x16xf32>
+}
+"""
+COLLAPSED = """
+func.func @g(%w: tensor<16x4x8xi8>, %x: tensor<1x1x4x8xf32>, %s: tensor<16x4xf32>, %z: tensor<16x4xf32>) -> tensor<1x1x16xf32> {
+  %c = arith.constant 0.0 : f32
+  %xs = tensor.collapse_shape %x [[0, 1, 2], [3]] : tensor<1x1x4x8xf32> into tensor<4x8xf32>
+  %0 = tensor.empty() : tensor<16xf32>
+  %1 = tensor.empty() : tensor<16x4x8xf32>
+  %2 = linalg.fill ins(%c : f32) outs(%0 : tensor<16xf32>) -> tensor<16xf32>
+  %3 = linalg.generic {indexing_maps = [affine_map<(n, g, j) -> (n, g, j)>, affine_map<(n, g, j) -> (n, g)>,
+      affine_map<(n, g, j) -> (n, g)>, affine_map<(n, g, j) -> (n, g, j)>],
+      iterator_types = ["parallel", "parallel", "parallel"]}
+      ins(%w, %s, %z : tensor<16x4x8xi8>, tensor<16x4xf32>, tensor<16x4xf32>) outs(%1 : tensor<16x4x8xf32>) {
+  ^bb0(%a: i8, %b: f32, %d: f32, %out: f32):
+    %4 = arith.extui %a : i8 to i32
+    %5 = arith.uitofp %4 : i32 to f32
+    %6 = arith.subf %5, %d : f32
+    %7 = arith.mulf %6, %b : f32
+    linalg.yield %7 : f32
+  } -> tensor<16x4x8xf32>
+  %8 = linalg.generic {indexing_maps = [affine_map<(n, g, j) -> (g, j)>, affine_map<(n, g, j) -> (n, g, j)>,
+      affine_map<(n, g, j) -> (n)>], iterator_types = ["parallel", "reduction", "reduction"]}
+      ins(%xs, %3 : tensor<4x8xf32>, tensor<16x4x8xf32>) outs(%2 : tensor<16xf32>) {
+  ^bb0(%a: f32, %b: f32, %out: f32):
+    %9 = arith.mulf %b, %a : f32
+    %10 = arith.addf %out, %9 : f32
+    linalg.yield %10 : f32
+  } -> tensor<16xf32>
+  %11 = tensor.expand_shape %8 [[0, 1, 2]] : tensor<16xf32> into tensor<1x1x16xf32>
+  return %11 : tensor<1x1x16xf32>
+}
+"""
+
+
+def test_constant_zero_subscripts_and_collapsed_dims_are_one_program(tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYQ_CACHE_DIR", str(tmp_path))
+    one, two = polyq.from_mlir(CONSTANT_ZERO), polyq.from_mlir(COLLAPSED)
+    three = polyq.parse(
+        "d[n, g, j] = (f32(w[n, g, j]) - z[n, g]) * s[n, g]\ny[n] += x[g, j] * d[n, g, j]",
+        w=("u8", (16, 4, 8)), x=("f32", (4, 8)), s=("f32", (16, 4)), z=("f32", (16, 4)),
+    )  # fmt: skip
+    assert Form.of(one).spec == Form.of(two).spec == Form.of(three).spec
+    arrays = random_arrays(three, {}, 5)
+    expected = polyq.interpret(three, **arrays)
+    for spec in (one, two, three):
+        kernel = polyq.build(spec, numerics="strict")
+        given_ = {t.name: arrays[t.name].reshape([e.const for e in t.extents]) for t in spec.inputs}
+        got = kernel(**given_)
+        assert got.shape == spec.outputs[0].shape
+        assert_same_bits(got, expected)
+    kept = [p for p in tmp_path.glob("*.c") if "strict" in p.read_text()[:40]]
+    assert len(kept) == 1

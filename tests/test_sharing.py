@@ -51,7 +51,7 @@ TEXTS = {
         {"w": GROUPED["w"], "z": ("f32", (64, 4, 1)), "s": ("f32", (64, 4, 1)), "x": ("f32", (1, 5, 4, 32))},
     ),
 }
-#: one text is another program after inlining alone; its schedule is the same, its key is not
+#: one text is the same program after inlining alone: its bits are the same in the order of the program, its key is not
 SAME_FORM = [name for name in TEXTS if name != "in one statement"]
 
 
@@ -130,7 +130,7 @@ def test_a_reshape_changes_neither_schedule_nor_loads_of_scales(folder, arrays, 
     plain = polyq.build(polyq.parse(PLAIN, **GROUPED), numerics=numerics)
     counts = {t: executed_loads(plain, t) for t in "szwx"}
     assert min(counts.values()) > 0
-    for name in TEXTS:
+    for name in TEXTS if numerics == "strict" else SAME_FORM:
         spec = of(name)
         kernel = polyq.build(spec, numerics=numerics)
         back = {own: t for own, t in ORIGIN.items() if own in spec.input_names} or {t: t for t in "szwx"}
