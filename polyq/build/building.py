@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from polyq.affine.errors import ArgumentError, ScheduleError
+from polyq.affine.naming import Renaming
 from polyq.affine.spec import Spec
 from polyq.build import binding
 from polyq.build.compilation import Compilation, discard_of
@@ -107,6 +108,7 @@ class _Made:
     prologue: Loaded | None
     sizes: Mapping[str, int]
     proof: tuple[Schedule, Callable[[], Certificate]] | None
+    renaming: Renaming | None = None
 
     def takes_the_same(self, spec: Spec, other: _Made) -> bool:
         """Whether calls take the same arrays: what is bound is packed once, for all ranges."""
@@ -142,7 +144,7 @@ def _made(request: _Request, sizes: Mapping[str, int]) -> _Made:
         for left in begun.values():
             left.discard()
     proof = None if made.schedule is None or made.certificate is None else (made.schedule, made.certificate)
-    return _Made(made.shown, entries[0], entries[1] if len(entries) > 1 else None, sizes, proof)
+    return _Made(made.shown, entries[0], entries[1] if len(entries) > 1 else None, sizes, proof, made.renaming)
 
 
 def _kernel(
@@ -156,6 +158,7 @@ def _kernel(
         threads=request.threads, constants=request.asked["constants"], asked=request.asked, sizes=made.sizes,
         ranges=ranges, seconds=spent[0], phases=spent[1],
     )  # fmt: skip
+    kernel.renaming = made.renaming
     if made.proof is not None:  # made here anyway: keep what would be made again
         kernel.__dict__["schedule"] = made.proof[0]
         kernel.keep_certificate(made.proof[1])

@@ -23,7 +23,9 @@ from polyq.build.plan import Plan, make_schedule
 from polyq.build.prepared import Packing, prepare, repeated_spec, sources
 
 if TYPE_CHECKING:  # a kernel from the cache does without
+    from polyq.affine.naming import Renaming
     from polyq.build.timing import Timing
+    from polyq.emit.module import Module
     from polyq.schedule import Schedule
     from polyq.schedule.certificate import Certificate
     from polyq.schedule.ladder import Ladder
@@ -74,6 +76,7 @@ class Kernel:
     ) -> None:
         self._program, self._plan = program, plan
         self._proof: Callable[[], Certificate] | None = None
+        self.renaming: Renaming | None = None  # from the names in what is compiled
         self._asked, self._build = dict(asked or {}), (seconds, tuple(phases))
         self.spec: Spec = program if isinstance(program, Spec) else program.spec
         self.numerics, self.target, self.threads = numerics, target, threads
@@ -128,7 +131,14 @@ class Kernel:
     @property
     def source(self) -> str:
         """The C that runs, in the program's names (what is compiled has names that other texts of it share)."""
-        return self._plan.module.source
+        return self.module.source
+
+    @cached_property
+    def module(self) -> Module:
+        """The module in the program's names."""
+        from polyq.build.sharing import rendered
+
+        return self._plan.module if self.renaming is None else rendered(self._plan.module, self.renaming)
 
     @cached_property
     def schedule(self) -> Schedule:

@@ -20,7 +20,7 @@ from polyq.affine.errors import ScheduleError
 from polyq.affine.naming import Renaming
 from polyq.affine.spec import Spec, Tensor
 from polyq.build import cache
-from polyq.build.sharing import Link, read_link, rendered, write_link
+from polyq.build.sharing import Link, read_link, with_interface, write_link
 from polyq.emit.module import Module
 from polyq.schedule.target import detect_machine
 
@@ -87,11 +87,12 @@ class Made:
     """A plan and its proof.
 
     ``plan`` is what is compiled, in numbered names where ``renaming`` leads back from them; ``shown`` is the same in
-    the caller's. ``schedule`` and ``certificate``, in the caller's names too, come along if they had to be made.
+    the caller's, but for the C (:func:`polyq.build.sharing.rendered`). ``schedule`` and ``certificate``, in the caller's names too, come along if they had to be made.
     """
 
     plan: Plan
     shown: Plan
+    renaming: Renaming | None = None
     schedule: Schedule | None = None
     certificate: Callable[[], Certificate] | None = None
 
@@ -125,7 +126,7 @@ def make_plan(
     plan, schedule, certificate = _proven(program, compiling)
     if key:
         cache.write_memo(key, dataclasses.asdict(plan))
-    return Made(plan, plan, schedule, lambda: certificate)
+    return Made(plan, plan, None, schedule, lambda: certificate)
 
 
 def _made_by_form(
@@ -191,13 +192,13 @@ def _shared(plan: Plan, link: Link) -> Made:
     if not link.renaming.names:
         return Made(plan, plan)
     shown = Plan(
-        rendered(plan.module, link.renaming),
+        with_interface(plan.module, link.renaming),
         "\n".join([*link.notes, link.renaming.text(plan.explanation)]),
         plan.proof,
-        None if plan.prologue is None else rendered(plan.prologue, link.renaming),
+        None if plan.prologue is None else with_interface(plan.prologue, link.renaming),
         link.renaming.value(plan.prepared),
     )
-    return Made(plan, shown)
+    return Made(plan, shown, link.renaming)
 
 
 def _proven(

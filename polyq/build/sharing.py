@@ -16,7 +16,7 @@ from polyq.build import cache
 from polyq.emit.address import Names
 from polyq.emit.module import Module
 
-__all__ = ["Link", "read_link", "rendered", "write_link"]
+__all__ = ["Link", "read_link", "rendered", "with_interface", "write_link"]
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 #: where a line at the left margin begins: functions are indented
@@ -45,6 +45,15 @@ def write_link(key: str, link: Link) -> None:
     cache.write_memo(key, {"plan": link.plan, "names": dict(link.renaming.names), "notes": list(link.notes)})
 
 
+def with_interface(module: Module, renaming: Renaming) -> Module:
+    """Return a module whose buffers and parameters have the caller's names; its C is what is compiled."""
+    return replace(
+        module,
+        buffers=tuple(map(renaming.text, module.buffers)),
+        params=tuple(map(renaming.text, module.params)),
+    )
+
+
 def rendered(module: Module, renaming: Renaming) -> Module:
     """Return a module in the caller's names: the same C but for identifiers, each of which stays apart from all others.
 
@@ -67,9 +76,7 @@ def rendered(module: Module, renaming: Renaming) -> Module:
         return renaming.text(text).replace("*/", "* /")
 
     return replace(
-        module,
+        with_interface(module, renaming),
         entry=given.get(module.entry, module.entry),
         source=shown(head) + mark + _WORD.sub(lambda found: given.get(found[0], found[0]), body),
-        buffers=tuple(map(renaming.text, module.buffers)),
-        params=tuple(map(renaming.text, module.params)),
     )
