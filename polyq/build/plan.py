@@ -87,7 +87,8 @@ class Made:
     """A plan and its proof.
 
     ``plan`` is what is compiled, in numbered names where ``renaming`` leads back from them; ``shown`` is the same in
-    the caller's, but for the C (:func:`polyq.build.sharing.rendered`). ``schedule`` and ``certificate``, in the caller's names too, come along if they had to be made.
+    the caller's, but for the C (:func:`polyq.build.sharing.rendered`). ``schedule`` and ``certificate``, in the
+    caller's names too, come along if they had to be made.
     """
 
     plan: Plan
