@@ -23,6 +23,7 @@ from polyq.affine.errors import (
 
 if TYPE_CHECKING:
     from polyq import testing as testing
+    from polyq.affine.canonical import canonical as canonical
     from polyq.affine.interpret import interpret as interpret
     from polyq.affine.layout import Layout as Layout
     from polyq.affine.mlir import from_mlir as from_mlir
@@ -64,6 +65,7 @@ _LAZY = {
     "Tensor": "polyq.affine.spec",
     "from_mlir": "polyq.affine.mlir",
     "build_many": "polyq.build.many",
+    "canonical": "polyq.affine.canonical",
     "interpret": "polyq.affine.interpret",
     "parse": "polyq.affine.notation",
 }

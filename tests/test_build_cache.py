@@ -20,6 +20,7 @@ import pytest
 import polyq
 import polyq.build
 from polyq.affine.errors import BuildError, CompilerNotFound, ScheduleError
+from polyq.affine.numbering import Form
 from polyq.build import binding, cache, compiler, plan
 from polyq.build.compilation import Compilation
 from polyq.build.runtime import shared_runtime
@@ -304,12 +305,14 @@ def test_an_illegal_schedule_that_cannot_be_printed_is_named_illegal(folder, mon
 def test_an_automatic_schedule_that_is_refused_gives_way_to_the_plain_order(folder, monkeypatch):
     spec = polyq.parse("y[i] += a[i, k]", a=("f32", ("m", 40)))
     compiled, before = [], shared_runtime() and libraries(folder)
-    monkeypatch.setattr(auto, "choose", lambda *arguments: wrong)
-    wrong = Schedule(spec).then(Directive("mark", (("op", "y"), ("axis", "k"), ("kind", "parallel"))))
+    form = Form.of(spec)
+    sum_, column = form.spec.ops[-1].name, form.spec.ops[-1].dims[-1]
+    wrong = Schedule(form.spec).then(Directive("mark", (("op", sum_), ("axis", column), ("kind", "parallel"))))
+    monkeypatch.setattr(auto, "choose_numbered", lambda *arguments: wrong)
     assert not wrong.certificate().ok
     original = Compilation.discard
     monkeypatch.setattr(Compilation, "discard", lambda self: (compiled.append(self), original(self)))
-    with pytest.warns(RuntimeWarning, match="refused by its certificate; the plain order runs instead"):
+    with pytest.warns(RuntimeWarning, match="^the automatic schedule of kernel was refused by its certificate; the plain order runs instead"):
         kernel = polyq.build(spec)
     assert (kernel.schedule.directives, kernel.certificate.ok) == ((), True)
     a = np.ones((3, 40), np.float32)

@@ -135,7 +135,7 @@ def test_the_command_lists_says_the_size_and_cleans(folder):
     assert set(rows) == {"library", "memo", "failed"}
     assert rows["library"].endswith("  just now  kernel: c, strict")
     assert rows["failed"].split()[:6] == ["0123456789ab", "failed", "2.0", "KiB", "2", "d"]
-    assert listed[-1].startswith(f"{folder}: 3 entries, ")
+    assert listed[-1].startswith(f"{folder}: 4 entries, ")  # the memo is a plan and a link to it
     assert listed[-1].endswith(" of at most 1.0 GiB")
     assert run("cache", "size").stdout == listed[-1] + "\n"
     assert run("cache", "size", POLYQ_CACHE_SIZE="3M").stdout.endswith(" of at most 3.0 MiB\n")

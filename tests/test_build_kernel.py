@@ -25,7 +25,7 @@ from polyq.affine.spec import Op, Spec, Tensor
 from polyq.build import Bound, Kernel, Timing
 from polyq.build.card import memory_text
 from polyq.build.timing import count_operations
-from polyq.schedule import auto
+from polyq.schedule import Schedule, auto
 
 build_programs.install()
 
@@ -147,14 +147,12 @@ def test_a_spec_is_scheduled_once_and_again_only_if_asked_for(monkeypatch, tmp_p
     monkeypatch.setenv("POLYQ_CACHE_DIR", str(tmp_path / "cache"))
     made = []
 
-    def choose(spec, numerics, target, constants, sizes):
+    def choose(form, numerics, target, constants, sizes):
         made.append((numerics, target))
-        return build_programs.HandSchedule(spec, build_programs.scale().module, numerics, target)
+        return Schedule.naive(form.spec, numerics, target)
 
-
-    monkeypatch.setattr(auto, "choose", choose)
-    monkeypatch.setattr(auto, "checked", lambda schedule: schedule)
-    spec = build_programs.scale().spec
+    monkeypatch.setattr(auto, "choose_numbered", choose)
+    spec = polyq.parse("y[m, j] = 2.0 * x[m, j]", x=("f32", ("n", 4)))
     first = polyq.build(spec, numerics="strict", target="c")
     assert (first.schedule.numerics, first.certificate.ok, made) == ("strict", True, [("strict", "c")])
     second = polyq.build(spec, numerics="strict", target="c")

@@ -99,7 +99,7 @@ def test_a_tile_whose_lanes_are_rows_is_in_registers() -> None:
         "y[o, h] += x[c, 2*h + r] * k[o, c, r] where h < 60", x=("f32", (16, 123)), k=("f32", (64, 16, 4))
     )
     source = generate(Schedule.auto(spec, target="avx2")).source
-    assert re.search(r"y_acc_\d_\d \+= \w+ \* k_packed_v", source)
+    assert re.search(r"y_acc_\d_\d \+= k_packed_v\w* \* \w+", source)
     assert "float y_acc[" not in source
 
 

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyq.affine import field
-from polyq.affine.pullback import Evaluator, Outside, TooLarge, Versions, table
+from polyq.affine.pullback import Evaluator, Outside, TooLarge, Versions, flattened, table
+from polyq.affine.regroup import same_storage
 from polyq.affine.spec import Spec, Tensor
 
 __all__ = ["Proof", "prove"]
@@ -73,6 +74,8 @@ class Proof:
 def prove(before: Spec, after: Spec, seed: int = 0) -> Proof:
     """Return whether ``after`` computes the outputs of ``before`` in exact arithmetic.
 
+    The inputs and outputs of the two may differ in shape where they are the same row-major arrays.
+
     >>> from polyq.affine.notation import parse
     >>> from polyq.affine.rewrite import partial_sums
     >>> spec = parse("y[i] += a[i, k]", a=("f32", (5, 7)))
@@ -99,7 +102,7 @@ def prove(before: Spec, after: Spec, seed: int = 0) -> Proof:
 
 def _interface(before: Spec, after: Spec) -> str | None:
     for what, a, b in (("inputs", before.inputs, after.inputs), ("outputs", before.outputs, after.outputs)):
-        if a != b:
+        if [t.name for t in a] != [t.name for t in b] or not all(map(same_storage, a, b)):
             return f"the {what} were {', '.join(map(str, a))} and are {', '.join(map(str, b))}"
     return None
 
@@ -174,6 +177,10 @@ def _difference(
     """Return the first of ``cells`` where the specs differ, as text."""
     columns = [cells[:, i] for i in range(cells.shape[1])]
     expected = both[0].final(tensor.name, columns, len(cells))
+    shapes = both[0].shapes[tensor.name], both[1].shapes[tensor.name]
+    if shapes[0] != shapes[1]:  # the same place in memory
+        flat = flattened(columns, shapes[0], len(cells))
+        columns = list(np.unravel_index(flat, shapes[1])) if shapes[1] else []
     try:
         got = both[1].final(tensor.name, columns, len(cells))
     except Outside as error:

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from polyq.affine import field as arithmetic
 from polyq.affine.expr import Affine, Dim, FloorDiv
+from polyq.affine.regroup import row_major
 from polyq.affine.scalar import Apply, Cast, Const, Index, Load, Scalar, map_scalar
 from polyq.affine.spec import Op, Spec
 
-__all__ = ["Evaluator", "Outside", "TooLarge", "Versions", "table"]
+__all__ = ["Evaluator", "Outside", "TooLarge", "Versions", "flattened", "table"]
 
 #: instances that one evaluator may evaluate, and that one step may look at
 MOST_INSTANCES = 1 << 21
@@ -65,8 +66,10 @@ class Versions:
     def of(self, spec: Spec) -> dict[str, tuple[int, ...]]:
         """Return, for every tensor, the version before the first op and after each op."""
         now: dict[str, int] = {}
-        for t in spec.all_tensors:
-            now[t.name] = self._number((t, t.name in spec.input_names, t.name in spec.output_names))
+        shapes = {t.name: t.shape for t in spec.all_tensors}
+        for t in spec.all_tensors:  # unknowns are told apart by their position in memory, whatever the shape
+            place = t.name in spec.input_names, t.name in spec.output_names
+            now[t.name] = self._number((t.name, t.dtype, row_major(t), *place))
         chains = {name: [v] for name, v in now.items()}
         for op in spec.ops:
 
@@ -76,7 +79,8 @@ class Versions:
 
             body = map_scalar(op.body, leaf)
             # repr tells -0.0 from 0.0
-            key = (now[op.target], op.dims, op.extents, op.index, repr(body), op.reduce, op.where)
+            walked = (shapes[op.target], *(shapes[r.tensor] for r in op.reads))
+            key = (now[op.target], op.dims, op.extents, op.index, repr(body), op.reduce, op.where, walked)
             now[op.target] = self._number(key)
             for name, v in now.items():
                 chains[name].append(v)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from polyq.affine.errors import ArgumentError, ScheduleError
+from polyq.affine.naming import Renaming
 from polyq.affine.spec import Spec
 from polyq.build import binding
 from polyq.build.compilation import Compilation, discard_of
@@ -106,7 +107,8 @@ class _Made:
     entry: Loaded | None
     prologue: Loaded | None
     sizes: Mapping[str, int]
-    proof: tuple[Schedule, Certificate] | None
+    proof: tuple[Schedule, Callable[[], Certificate]] | None
+    renaming: Renaming | None = None
 
     def takes_the_same(self, spec: Spec, other: _Made) -> bool:
         """Whether calls take the same arrays: what is bound is packed once, for all ranges."""
@@ -124,11 +126,11 @@ def _made(request: _Request, sizes: Mapping[str, int]) -> _Made:
 
     try:
         start_runtime()
-        plan, schedule, certificate = make_plan(
+        made = make_plan(
             request.program, request.numerics, request.target, request.asked["constants"], sizes,
             compiling=compile_beside,
         )  # fmt: skip
-        modules = [m for m in (plan.module, plan.prologue) if m is not None]
+        modules = [m for m in (made.plan.module, made.plan.prologue) if m is not None]
         for module in modules:  # of a plan from the cache
             compile_beside(module)
         entries = [_load(m, begun[m]) if m in begun else None for m in modules]
@@ -141,8 +143,8 @@ def _made(request: _Request, sizes: Mapping[str, int]) -> _Made:
     finally:  # what was not proven
         for left in begun.values():
             left.discard()
-    proof = None if schedule is None or certificate is None else (schedule, certificate)
-    return _Made(plan, entries[0], entries[1] if len(entries) > 1 else None, sizes, proof)
+    proof = None if made.schedule is None or made.certificate is None else (made.schedule, made.certificate)
+    return _Made(made.shown, entries[0], entries[1] if len(entries) > 1 else None, sizes, proof, made.renaming)
 
 
 def _kernel(
@@ -156,8 +158,10 @@ def _kernel(
         threads=request.threads, constants=request.asked["constants"], asked=request.asked, sizes=made.sizes,
         ranges=ranges, seconds=spent[0], phases=spent[1],
     )  # fmt: skip
+    kernel.renaming = made.renaming
     if made.proof is not None:  # made here anyway: keep what would be made again
-        kernel.__dict__.update(schedule=made.proof[0], certificate=made.proof[1])
+        kernel.__dict__["schedule"] = made.proof[0]
+        kernel.keep_certificate(made.proof[1])
     return kernel
 
 

@@ -64,7 +64,7 @@ def save(kernel: Kernel, path: str | os.PathLike[str]) -> tuple[Path, Path, Path
 
 def _texts(kernel: Kernel, name: str) -> tuple[str, str]:
     """Return the header and the source."""
-    module, spec = kernel.executable.module, kernel.spec
+    module, spec = kernel.module, kernel.spec
     tensors = [spec.tensor(n) for n in dict.fromkeys((*spec.input_names, *spec.output_names))]
     names = _c_names((*(t.name for t in tensors), *spec.params), {name, "threads"})
     arguments = [f"{_pointer(t, t.name in spec.output_names)}{names[t.name]}" for t in tensors]

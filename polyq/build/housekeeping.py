@@ -47,7 +47,8 @@ class Entry:
             text = "" if source is None else source.read_text(encoding="utf-8")[:200]
         except OSError:
             return ""
-        return text.replace("/*", "").replace(" * ", "").strip().partition("\n")[0]
+        # texts of one program, whatever its name, share a library
+        return text.replace("/*", "").replace(" * ", "").replace("N0N", "kernel").strip().partition("\n")[0]
 
 
 def entries(folder: Path) -> tuple[Entry, ...]:

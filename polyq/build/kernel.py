@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -23,7 +23,9 @@ from polyq.build.plan import Plan, make_schedule
 from polyq.build.prepared import Packing, prepare, repeated_spec, sources
 
 if TYPE_CHECKING:  # a kernel from the cache does without
+    from polyq.affine.naming import Renaming
     from polyq.build.timing import Timing
+    from polyq.emit.module import Module
     from polyq.schedule import Schedule
     from polyq.schedule.certificate import Certificate
     from polyq.schedule.ladder import Ladder
@@ -73,6 +75,8 @@ class Kernel:
         phases: Sequence[tuple[str, float]] = (),
     ) -> None:
         self._program, self._plan = program, plan
+        self._proof: Callable[[], Certificate] | None = None
+        self.renaming: Renaming | None = None  # from the names in what is compiled
         self._asked, self._build = dict(asked or {}), (seconds, tuple(phases))
         self.spec: Spec = program if isinstance(program, Spec) else program.spec
         self.numerics, self.target, self.threads = numerics, target, threads
@@ -126,8 +130,15 @@ class Kernel:
 
     @property
     def source(self) -> str:
-        """The C that runs."""
-        return self._plan.module.source
+        """The C that runs, in the program's names (what is compiled has names that other texts of it share)."""
+        return self.module.source
+
+    @cached_property
+    def module(self) -> Module:
+        """The module in the program's names."""
+        from polyq.build.sharing import rendered
+
+        return self._plan.module if self.renaming is None else rendered(self._plan.module, self.renaming)
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -137,7 +148,11 @@ class Kernel:
     @cached_property
     def certificate(self) -> Certificate:
         """The proof that the loops compute the spec; ``verify()`` on it checks again."""
-        return self.schedule.certificate()
+        return self.schedule.certificate() if self._proof is None else self._proof()
+
+    def keep_certificate(self, proof: Callable[[], Certificate]) -> None:
+        """Take the certificate of the build, in the caller's names once it is asked for."""
+        self._proof = proof
 
     @property
     def layout(self) -> str:

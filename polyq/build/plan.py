@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import polyq.emit
 from polyq.affine.errors import ScheduleError
+from polyq.affine.naming import Renaming
 from polyq.affine.spec import Spec, Tensor
 from polyq.build import cache
+from polyq.build.sharing import Link, read_link, with_interface, write_link
 from polyq.emit.module import Module
 from polyq.schedule.target import detect_machine
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:  # a kernel from the cache does without
     from polyq.schedule import Schedule
     from polyq.schedule.certificate import Certificate
 
-__all__ = ["Plan", "canonical", "make_plan", "make_schedule", "memo_key", "phase", "phases"]
+__all__ = ["Made", "Plan", "canonical", "make_plan", "make_schedule", "memo_key", "phase", "phases"]
 
 _log = logging.getLogger("polyq")
 
@@ -80,6 +82,22 @@ def make_schedule(
         return Schedule.auto(spec, numerics=numerics, target=target, constants=constants, sizes=sizes)
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A plan and its proof.
+
+    ``plan`` is what is compiled, in numbered names where ``renaming`` leads back from them; ``shown`` is the same in
+    the caller's, but for the C (:func:`polyq.build.sharing.rendered`). ``schedule`` and ``certificate``, in the
+    caller's names too, come along if they had to be made.
+    """
+
+    plan: Plan
+    shown: Plan
+    renaming: Renaming | None = None
+    schedule: Schedule | None = None
+    certificate: Callable[[], Certificate] | None = None
+
+
 def make_plan(
     program: Spec | Schedule,
     numerics: str,
@@ -87,30 +105,116 @@ def make_plan(
     constants: tuple[str, ...] = (),
     sizes: Mapping[str, int] | None = None,
     compiling: Callable[[Module], None] = lambda module: None,
-) -> tuple[Plan, Schedule | None, Certificate | None]:
-    """Return the plan of a program; its schedule and certificate come along if they had to be made.
+) -> Made:
+    """Return the plan of a program.
 
     ``compiling`` gets each module as soon as it is printed, so that the compiler runs beside the proof; where the proof
     fails, this raises, or calls it again with the modules of the plain order.
     """
     key = memo_key(program, numerics, target, constants, sizes or {})
+    if isinstance(program, Spec):
+        link = read_link(key) if key else None
+        memo = cache.read_memo(link.plan) if link is not None else None
+        if link is not None and memo is not None:
+            _log.debug("plan: from the cache")
+            return _shared(_plan_from(memo), link)
+        return _made_by_form(program, numerics, target, constants, sizes or {}, compiling, key)
     memo = cache.read_memo(key) if key else None
     if memo is not None:
         _log.debug("plan: from the cache")
-        return _plan_from(memo), None, None
-    from polyq.schedule.auto import checked, choose
+        plan = _plan_from(memo)
+        return Made(plan, plan)
+    plan, schedule, certificate = _proven(program, compiling)
+    if key:
+        cache.write_memo(key, dataclasses.asdict(plan))
+    return Made(plan, plan, None, schedule, lambda: certificate)
 
-    if isinstance(program, Spec):
-        with phase("schedule"):
-            schedule = choose(program, numerics, target, frozenset(constants), sizes or {})
+
+def _made_by_form(
+    spec: Spec, numerics: str, target: str, constants: tuple[str, ...], sizes: Mapping[str, int],
+    compiling: Callable[[Module], None], key: str | None,
+) -> Made:  # fmt: skip
+    """Return the plan of a text that has not been built before: that of its numbered form, made if need be."""
+    from polyq.affine.numbering import Form
+    from polyq.schedule.auto import choose, choose_numbered
+    from polyq.schedule.certificate import Check, rewrites
+    from polyq.schedule.forms import regrouped, told
+
+    with phase("canonical form"):
+        form = Form.of(spec)
+    if form is None:  # names that cannot be numbered: the text stands for itself
+        renaming, notes, inner = Renaming({}), (), cache.digest("text", key or "")
     else:
-        schedule = program
+        renaming, notes = form.renaming, regrouped(form)
+        bound = tuple(sorted(renaming.numbered(name, "T") for name in constants))
+        known = {renaming.numbered(name, "P"): size for name, size in sizes.items()}
+        inner = memo_key(form.spec, numerics, target, bound, known)
+    link = Link(inner or "", renaming, notes)
+    memo = cache.read_memo(inner) if inner else None
+    schedule: Schedule | None = None
+    proof: Certificate | None = None
+    if memo is not None:
+        _log.debug("plan: from the cache, made for another text")
+        plan = _plan_from(memo)
+    else:
+        with phase("schedule"):
+            if form is None:
+                chosen = choose(spec, numerics, target, frozenset(constants), sizes)
+            else:
+                chosen = choose_numbered(form, numerics, target, frozenset(constants), sizes)
+        plan, schedule, proof = _proven(chosen, compiling, renaming)
+    checks: tuple[Check, ...] = ()
+    if form is not None and form.changed:
+        with phase("certificate of the form"):
+            checks = (rewrites(form.given, form.named, "canonical form"),)
+        if not checks[0].ok:
+            raise ScheduleError(
+                f"the canonical form does not compute the spec; please report this: {checks[0].violation}",
+                checks[0].violation,
+            )
+    if key and inner:
+        if memo is None:
+            cache.write_memo(inner, dataclasses.asdict(plan))
+        write_link(key, link)
+    made = _shared(plan, link)
+    if schedule is None or proof is None:
+        return made
+    proven, own = proof, schedule
+
+    def certificate() -> Certificate:
+        shown = renaming.value(proven)
+        return dataclasses.replace(shown, checks=(*shown.checks, *checks))
+
+    return dataclasses.replace(made, schedule=own if form is None else told(form, spec, own), certificate=certificate)
+
+
+def _shared(plan: Plan, link: Link) -> Made:
+    """Return a plan of a numbered form with what it is in the caller's names."""
+    if not link.renaming.names:
+        return Made(plan, plan)
+    shown = Plan(
+        with_interface(plan.module, link.renaming),
+        "\n".join([*link.notes, link.renaming.text(plan.explanation)]),
+        plan.proof,
+        None if plan.prologue is None else with_interface(plan.prologue, link.renaming),
+        link.renaming.value(plan.prepared),
+    )
+    return Made(plan, shown, link.renaming)
+
+
+def _proven(
+    schedule: Schedule, compiling: Callable[[Module], None], renaming: Renaming | None = None
+) -> tuple[Plan, Schedule, Certificate]:
+    """Print a schedule and prove it; an automatic one, which has a ``renaming``, may give way to the plain order."""
+    from polyq.schedule.auto import checked
+
     modules = _emitted(schedule, compiling)
     with phase("certificate"):
-        proven = checked(schedule) if isinstance(program, Spec) else schedule
+        proven = schedule if renaming is None else checked(schedule, renaming.text)
         certificate = proven.certificate()
     if not certificate.ok:
-        raise ScheduleError(f"the schedule does not compute the spec; please report this: {certificate}", certificate)
+        text = f"the schedule does not compute the spec; please report this: {certificate}"
+        raise ScheduleError(text if renaming is None else renaming.text(text), certificate)
     if modules is None or proven is not schedule:
         schedule, modules = proven, _emitted(proven, compiling)
     assert modules is not None  # an error while a proven schedule is printed is raised
@@ -118,8 +222,6 @@ def make_plan(
     kept = () if prologue is None else schedule.plan.prepared
     prepared = tuple(schedule.plan.spec.tensor(name) for name in kept)
     plan = Plan(module, schedule.explain(), str(certificate).partition("\n")[0], prologue, prepared)
-    if key:
-        cache.write_memo(key, dataclasses.asdict(plan))
     return plan, schedule, certificate
 
 

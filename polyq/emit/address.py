@@ -94,6 +94,10 @@ class Names:
             self._taken -= gone
             self._of = {name: c for name, c in self._of.items() if c not in gone}
 
+    def reserve(self, identifier: str) -> None:
+        """Keep an identifier from being given out."""
+        self._taken.add(identifier)
+
     def bind(self, name: str, identifier: str) -> None:
         """Let ``name`` be an identifier that is there already."""
         self._of[name] = identifier

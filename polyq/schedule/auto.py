@@ -8,18 +8,20 @@ counts. The certificate judges the outcome; if it were ever refused, the plain o
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 
 from polyq.affine.dtypes import info, is_float
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, FloorDiv
+from polyq.affine.numbering import Form
 from polyq.affine.rewrite import begins, fill_is_hidden, inlinable
 from polyq.affine.scalar import Apply, walk
 from polyq.affine.spec import Op, Spec
 from polyq.schedule.axes import widest_dtype
 from polyq.schedule.cores import schedule_core
 from polyq.schedule.draft import Draft, bounds_its_sum, plain_dim, size_of, typical, work_of
+from polyq.schedule.forms import told
 from polyq.schedule.groups import Group, group_of
 from polyq.schedule.legality import is_carried
 from polyq.schedule.panels import keeps_panel
@@ -28,7 +30,7 @@ from polyq.schedule.schedule import Schedule
 from polyq.schedule.target import Target
 from polyq.schedule.tiles import stride
 
-__all__ = ["automatic", "checked", "choose"]
+__all__ = ["automatic", "checked", "choose", "choose_numbered"]
 
 #: instances from which dividing a reduction among threads pays
 DIVIDED_WORK = 1 << 18
@@ -44,9 +46,24 @@ def automatic(spec: Spec, numerics: str, target: str, constants: frozenset[str],
 
 
 def choose(spec: Spec, numerics: str, target: str, constants: frozenset[str], sizes: Mapping[str, int]) -> Schedule:
-    """Return the schedule that the counts favour, unproven: for a caller that has work to do beside the proof."""
-    with typical(sizes):
-        return _chosen(spec, numerics, target, constants)
+    """Return the schedule that the counts favour, unproven: for a caller that has work to do beside the proof.
+
+    It is chosen for the numbered form, so that texts of one program get one schedule.
+    """
+    form = Form.of(spec)
+    if form is None:
+        with typical(sizes):
+            return _chosen(spec, numerics, target, constants)
+    return told(form, spec, choose_numbered(form, numerics, target, constants, sizes))
+
+
+def choose_numbered(
+    form: Form, numerics: str, target: str, constants: frozenset[str], sizes: Mapping[str, int]
+) -> Schedule:
+    """Return the schedule of a numbered form; constants and sizes by the caller's names."""
+    bound = frozenset(form.renaming.numbered(name, "T") for name in constants)
+    with typical({form.renaming.numbered(name, "P"): size for name, size in sizes.items()}):
+        return _chosen(form.spec, numerics, target, bound)
 
 
 def _chosen(spec: Spec, numerics: str, target: str, constants: frozenset[str]) -> Schedule:
@@ -71,8 +88,11 @@ def _chosen(spec: Spec, numerics: str, target: str, constants: frozenset[str]) -
     return Schedule(spec, numerics, target, tuple(draft.directives), tuple(draft.notes) or (plain,))
 
 
-def checked(made: Schedule) -> Schedule:
-    """Return a schedule whose certificate holds: the given one, else the plain order, with a warning."""
+def checked(made: Schedule, shown: Callable[[str], str] = str) -> Schedule:
+    """Return a schedule whose certificate holds: the given one, else the plain order, with a warning.
+
+    ``shown`` turns the warning into the caller's names.
+    """
     certificate = made.certificate()
     if certificate.ok:
         return made
@@ -80,7 +100,7 @@ def checked(made: Schedule) -> Schedule:
         f"the automatic schedule of {made.spec.name} was refused by its certificate; "
         f"the plain order runs instead: {certificate}"
     )
-    warnings.warn(text, RuntimeWarning, stacklevel=3)
+    warnings.warn(shown(text), RuntimeWarning, stacklevel=3)
     return Schedule(made.spec, made.numerics, made.target, (), (text,))
 
 

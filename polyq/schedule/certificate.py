@@ -28,7 +28,7 @@ from polyq.schedule.readback import Program, Statement, read_back
 from polyq.schedule.reductions import check_reductions
 from polyq.schedule.witness import Violation, mark
 
-__all__ = ["OPERATIONS", "Certificate", "Check", "certify"]
+__all__ = ["OPERATIONS", "Certificate", "Check", "certify", "rewrites"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def certify(spec: Spec, nest: LoopNest, numerics: str = "reassoc", original: Spe
     if program is None or problem is not None:
         return Certificate(spec, nest, numerics, tuple(checks), original)
     if original is not None and original != spec:
-        checks.append(_rewrites(original, spec))
+        checks.append(rewrites(original, spec))
     for name, find in _searches(spec, program, numerics):
         start = time.perf_counter()
         try:
@@ -119,14 +119,14 @@ def certify(spec: Spec, nest: LoopNest, numerics: str = "reassoc", original: Spe
     return Certificate(spec, nest, numerics, tuple(checks), original)
 
 
-def _rewrites(original: Spec, spec: Spec) -> Check:
+def rewrites(original: Spec, spec: Spec, name: str = "rewrites") -> Check:
     """Compare the user's spec with the rewritten one; where no cell could be evaluated, the check's name says so."""
     proof = prove(original, spec)
     found = None
     if proof.difference is not None:
         found = Violation("rewrite", f"the rewritten program computes something else: {proof.difference}")
     left = f" (but for {', '.join(name for name, _ in proof.skipped)}: too large to evaluate)" if proof.skipped else ""
-    return Check(f"rewrites{left}", found, proof.seconds)
+    return Check(f"{name}{left}", found, proof.seconds)
 
 
 def _searches(spec: Spec, program: Program, numerics: str) -> Iterator[tuple[str, Callable[[], Iterator[Violation]]]]:

@@ -227,6 +227,10 @@ class Schedule:
         """Make an axis a plain loop again."""
         return self._with("mark", op=op, axis=axis, kind="serial")
 
+    def canonical(self) -> Schedule:
+        """Bring the program into canonical form first: without reshapes and dims of extent 1."""
+        return self._with("canonical")
+
     def inline(self, tensor: str) -> Schedule:
         """Compute a temporary where it is read."""
         return self._with("inline", tensor=tensor)

@@ -16,6 +16,7 @@ from polyq.affine.dtypes import is_float
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint
 from polyq.affine.spec import Spec
+from polyq.schedule.forms import canonical
 from polyq.schedule.stages import KINDS, Plan
 from polyq.schedule.storage import store_as
 
@@ -213,7 +214,7 @@ TRANSFORMS: dict[str, Callable[..., Plan]] = {
     for f in (
         split, reorder, mark, fuse, unfuse, prefetch, stream, prepare,
         inline, split_dim, partial_sums, distribute, factor, scale_fields, accumulate, copy_of,
-        shift, trim_fill, store_as,
+        shift, trim_fill, store_as, canonical,
     )
 }  # fmt: skip
 REWRITES = frozenset(
@@ -229,6 +230,7 @@ REWRITES = frozenset(
         "shift",
         "trim_fill",
         "store_as",
+        "canonical",
     }
 )
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from polyq.affine.arrays import Array, caller_view, from_storage, shape_of, take_arguments
+from polyq.affine.arrays import Array, caller_view, from_storage, shape_of, storage_shape, take_arguments
 from polyq.affine.bounds.anyform import AnyForm
 from polyq.affine.bounds.machine import SLACK, gamma, half_ulp, unit
 from polyq.affine.bounds.running import Running
@@ -94,7 +94,7 @@ def error_bound(
     kernel = anyhow
     if evaluation is not None:
         form = Running(evaluation.windows(params), not_negative(evaluation.spec))
-        kernel = _analysed(evaluation.spec, arrays, params, form)
+        kernel = _as_evaluated(spec, arrays, params, evaluation.spec, form)
     assert kernel is not None
     if reference and anyhow is not None:
         return tuple(_widest(_error(k) + _error(a) + _gap(a[0], k[0])) for k, a in zip(kernel, anyhow, strict=True))
@@ -104,6 +104,18 @@ def error_bound(
         _widest(_error(k) + _gap(logical(t, np.asarray(o), shape_of(t, params)), k[0]))
         for t, k, o in zip(spec.outputs, kernel, oracle, strict=True)
     )
+
+
+def _as_evaluated(
+    spec: Spec, arrays: Mapping[str, Array], params: Mapping[str, int], evaluated: Spec, form: Running
+) -> list[Value]:
+    """Analyse the program that a kernel evaluates, whose tensors may have other shapes of the same memory."""
+    stored = {t.name: np.reshape(arrays[t.name], storage_shape(t, params)) for t in evaluated.inputs}
+    found: list[Value] = []
+    for value, had, t in zip(_analysed(evaluated, stored, params, form), evaluated.outputs, spec.outputs, strict=True):
+        old, new = shape_of(had, params), shape_of(t, params)
+        found.append(value if old == new else tuple(np.broadcast_to(v, old).reshape(new) for v in value))
+    return found
 
 
 def _analysed(
