@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from polyq.build.building import build as build
     from polyq.build.kernel import Kernel as Kernel
     from polyq.build.many import build_many as build_many
+    from polyq.build.saved import load as load
     from polyq.schedule import Schedule as Schedule
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "encodings",
     "from_mlir",
     "interpret",
+    "load",
     "parse",
     "propagate",
     "testing",
@@ -76,6 +78,7 @@ _LAZY = {
     "from_mlir": "polyq.affine.mlir",
     "build_many": "polyq.build.many",
     "interpret": "polyq.affine.interpret",
+    "load": "polyq.build.saved",
     "parse": "polyq.affine.notation",
     "propagate": "polyq.affine.encodings",
 }

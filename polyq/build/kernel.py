@@ -115,6 +115,21 @@ class Kernel:
 
     # ---- facts
     @property
+    def program(self) -> Spec | Schedule:
+        """What was built."""
+        return self._program
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options of ``build`` as they were given."""
+        return self._asked
+
+    @property
+    def plan(self) -> Plan:
+        """The printed modules, and which tensors ``bind`` prepares."""
+        return self._plan
+
+    @property
     def inputs(self) -> tuple[Tensor, ...]:
         """The tensors that a call takes, in order."""
         return self.spec.inputs
@@ -298,6 +313,21 @@ class Bound:
     def inputs(self) -> tuple[Tensor, ...]:
         """The tensors that a call still takes, in order."""
         return tuple(self.kernel.spec.tensor(self._names[at]) for at in self._free)
+
+    @property
+    def held(self) -> Mapping[str, Array]:
+        """The arrays of the snapshot by name: packed tensors in place of the inputs that they replace."""
+        return self._held
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the layer to a file that :func:`polyq.load` maps into memory; return its path.
+
+        The file appears whole or not at all. It holds the program, the options and the arrays, and no code;
+        docs/saved-layers.md describes it.
+        """
+        from polyq.build.saved import save
+
+        return save(self, path)
 
     @property
     def nbytes(self) -> int:
