@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from polyq.affine.layout import Layout as Layout
     from polyq.affine.mlir import from_mlir as from_mlir
     from polyq.affine.notation import parse as parse
+    from polyq.affine.record import Record as Record
     from polyq.affine.spec import Spec as Spec
     from polyq.affine.spec import Tensor as Tensor
     from polyq.affine.steps import Step as Step
@@ -48,6 +49,7 @@ __all__ = [
     "Kernel",
     "Layout",
     "PolyqError",
+    "Record",
     "Schedule",
     "ScheduleError",
     "Spec",
@@ -70,6 +72,7 @@ _LAZY = {
     "Encoding": "polyq.affine.encodings",
     "Kernel": "polyq.build.kernel",
     "Layout": "polyq.affine.layout",
+    "Record": "polyq.affine.record",
     "Schedule": "polyq.schedule",
     "Spec": "polyq.affine.spec",
     "Step": "polyq.affine.steps",
