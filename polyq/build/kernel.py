@@ -23,6 +23,7 @@ from polyq.build.plan import Plan, make_schedule
 from polyq.build.prepared import Packing, prepare, repeated_spec, sources
 
 if TYPE_CHECKING:  # a kernel from the cache does without
+    from polyq.build.payoff import Payoff
     from polyq.build.timing import Timing
     from polyq.schedule import Schedule
     from polyq.schedule.certificate import Certificate
@@ -328,6 +329,16 @@ class Bound:
         from polyq.build.saved import save
 
         return save(self, path)
+
+    def payoff(self, *, seconds: float = 0.5, repeats: int | None = None, **params: int) -> Payoff:
+        """Measure after how many calls packing has paid, for these parameters (``layer.payoff(m=1).calls``).
+
+        Both kernels, the one that packs and the one that does not, run on cold random data, as in
+        :meth:`Kernel.benchmark`; the cost is that of ``packing``.
+        """
+        from polyq.build.payoff import payoff
+
+        return payoff(self, seconds=seconds, repeats=repeats, params=params)
 
     @property
     def nbytes(self) -> int:
