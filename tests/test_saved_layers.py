@@ -509,6 +509,54 @@ def test_values_that_are_no_program(value):
         decode_program(value)
 
 
+ODD = (
+    None, True, 0, -1, 1, 1 << 40, 1 << 70, 1.5, "", "x", "y", "w", "n", "f32", "u4", "n - 1", "0x1p3", "nan", "+", [], [0],
+    [[]], {}, {"spec": 0}, [5], ["const", "0x1p0", "f32"], [0, [1, ["d", "n"]]], [0, [1, ["p", "n"]]], ["//", [0], 2],
+    ["apply", "exp", ["const", "0x1p0", "f32"]],
+)  # fmt: skip
+
+
+def _places_in(value, path=()):
+    if path:
+        yield path
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from _places_in(value[key], (*path, key))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mutilated_programs_are_programs_or_malformed(seed):
+    r, counts = random.Random(seed), {True: 0, False: 0}
+    spec = polyq.parse("y[i] += x[2*i + j//3] where i < 5, j < 7, i + j >= 2", x=("f32", ("n + 12",)))
+    packed = Schedule.naive(grouped(64)).pack("w", Layout.of((64, 2, 64)).tile((0,), (32,)))
+    wholes = [json.dumps(encode_program(program)) for program in (spec, packed)]
+    for _ in range(400):
+        value = json.loads(r.choice(wholes))
+        for _ in range(r.choice((1, 1, 2))):
+            places = list(_places_in(value))
+            if not places:
+                break
+            path, inner = r.choice(places), value
+            for key in path[:-1]:
+                inner = inner[key]
+            match r.random():
+                case p if p < 0.6:
+                    inner[path[-1]] = r.choice(ODD)
+                case p if p < 0.8:
+                    del inner[path[-1]]
+                case _ if isinstance(inner, list):
+                    inner.insert(path[-1], r.choice(inner))
+        try:
+            made = decode_program(value)
+        except Malformed:
+            counts[False] += 1
+            continue
+        counts[True] += 1
+        # what passes is a program with bounds: it is written again as what it is
+        assert decode_program(json.loads(json.dumps(encode_program(made)))) == made
+    assert counts[True] > 3
+    assert counts[False] > 300
+
+
 def test_a_program_whose_names_are_no_names_is_not_written():
     spec = polyq.parse("y[i] = x[i]", x=("f32", (3,)))
     with pytest.raises(polyq.SpecError, match="this program cannot be written: name: 'a b' is no name"):

@@ -29,7 +29,7 @@ from polyq.affine import arrays as storage
 from polyq.affine.arrays import Array
 from polyq.affine.codec import Malformed, checked_name, decode_shape, encode_op, listed
 from polyq.affine.dtypes import DTYPES, numpy_dtype
-from polyq.affine.errors import ArgumentError, BuildError, SpecError
+from polyq.affine.errors import ArgumentError, BuildError
 from polyq.affine.spec import Tensor
 from polyq.build import cache
 from polyq.build.arguments import bound_params, dense_storage
@@ -163,7 +163,9 @@ def load(path: str | os.PathLike[str]) -> Bound:
             )
         kept = {n: dense_storage(kernel.spec.tensor(n), array) for n, array in known.items()}
         return Bound(kernel, *kernel.hold_packed(kept))
-    except (Malformed, SpecError, ArgumentError, RecursionError) as error:
+    except (BuildError, OSError, MemoryError):
+        raise
+    except Exception as error:  # whatever a header without sense runs into
         raise _refused(file.path, f"its header and what it holds do not fit: {error}") from error
 
 
@@ -249,12 +251,7 @@ def _kernel_of(file: _File) -> Kernel:
     for key in ("numerics", "target"):
         if asked[key] is not None:
             checked_name(asked[key], key)
-    try:
-        return build(program, **asked, constants=names)
-    except BuildError:
-        raise
-    except Exception as error:  # directives that no transform made run into anything; nothing was built
-        raise Malformed(f"{type(error).__name__}: {error}") from error
+    return build(program, **asked, constants=names)
 
 
 def _as_they_lie(kernel: Kernel, held: Mapping[str, Array]) -> dict[str, Array]:

@@ -17,7 +17,7 @@ from polyq.affine.codec import (
     encode_layout,
     encode_spec,
 )
-from polyq.affine.errors import PolyqError, ScheduleError
+from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint
 from polyq.affine.layout import Layout
 from polyq.affine.spec import Spec
@@ -50,7 +50,20 @@ def encode_program(program: Spec | Schedule) -> dict[str, Any]:
 
 
 def decode_program(value: object) -> Spec | Schedule:
-    """Return the spec or the schedule that :func:`encode_program` wrote, its directives not applied yet."""
+    """Return the spec or the schedule that :func:`encode_program` wrote.
+
+    The directives are as they were written; only under ``"strict"`` have they been applied. :class:`Malformed` for
+    whatever is none, however it comes to light.
+    """
+    try:
+        return _program(value)
+    except Malformed:
+        raise
+    except Exception as error:  # values that no program has run into anything
+        raise Malformed(f"{type(error).__name__}: {error}") from error
+
+
+def _program(value: object) -> Spec | Schedule:
     if not isinstance(value, dict):
         raise Malformed("a program is a mapping")
     fields = cast("dict[str, object]", value)
@@ -60,15 +73,12 @@ def decode_program(value: object) -> Spec | Schedule:
         raise Malformed(f"a schedule has other fields than {', '.join(map(str, fields))[:200]}")
     directives = tuple(map(_decode_directive, cast("list[object]", fields["directives"])))
     numerics, target = (checked_name(fields[k], k) for k in ("numerics", "target"))
-    try:
-        made = Schedule(decode_spec(fields["spec"]), numerics, target)
-        if numerics != "strict":
-            return made.then(*directives)
-        for directive in directives:  # each must keep the rounding of what stood before it
-            made = made.then(directive)
-        return made
-    except PolyqError as error:
-        raise Malformed(str(error)) from None
+    made = Schedule(decode_spec(fields["spec"]), numerics, target)
+    if numerics != "strict":
+        return made.then(*directives)
+    for directive in directives:  # each must keep the rounding of what stood before it
+        made = made.then(directive)
+    return made
 
 
 _OBJECTS: dict[str, Callable[[object], object]] = {
