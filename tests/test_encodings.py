@@ -48,6 +48,8 @@ def met_cells(e):
         ("y[a, b, f] += x[a, b + r, c] * k[f, r, c]", {"x": "abc", "k": "frc"}, "m=ab n=f k=rc"),
         ("y[i] max= x[i, l]", {"x": "il"}, "batch=i k=l"),
         ("y[i, j] = 2 * x[j, i]", {"x": "ji"}, "batch=ij"),
+        ("y[i, j] = x[i, j] + b[j]", {"x": "ij", "b": "j"}, "batch=ij"),
+        ("y[i, j] = a[i] * b[j]", {"a": "i", "b": "j"}, "m=i n=j"),
     ],
 )  # fmt: skip
 def test_roles(statement, tensors, roles):

@@ -160,10 +160,12 @@ def _roles(op: Op, maps: Sequence[AffineMap]) -> tuple[Role, ...]:
 
     Dims that the result does not depend on are k. The contracted operands are those with all k dims that a read has at
     once (scales of a group lack some). A dim that all of them have is batch; of the others, those of the first operand
-    are m, the rest n.
+    are m, the rest n. Where nothing is summed and one operand has all dims, it is elementwise, and all are batch.
     """
     *reads, result = ({d for d in op.dims if any(depends(e, d, op.domain) for e in m.results)} for m in maps)
     reduced = {d for d in op.dims if d not in result}
+    if not reduced and any(set[str]().union(*reads) <= r for r in reads):
+        return ("batch",) * len(op.dims)
     summed = [r & reduced for r in reads]
     contracted = [r - reduced for r, k in zip(reads, summed, strict=True) if not any(k < other for other in summed)]
     shared = contracted[0].intersection(*contracted)
