@@ -114,7 +114,7 @@ def _header(kernel: Kernel) -> dict[str, Any]:
     return {
         "kernel": kernel.spec.name,
         "program": encode_program(kernel.program),
-        "options": {name: asked.get(name) for name in ("numerics", "target", "threads")},
+        "options": {name: value for name, value in asked.items() if name != "constants"},
         "constants": [*asked.get("constants", ())],
         "layout": kernel.layout,
         "packed": ops,
@@ -243,15 +243,16 @@ _KINDS: dict[str, np.dtype[Any]] = {numpy_dtype(d).str: numpy_dtype(d) for d in 
 def _kernel_of(file: _File) -> Kernel:
     """Build what the header asks for, on this machine."""
     program = decode_program(file.fields["program"])
-    options, constants = file.fields["options"], file.fields["constants"]
-    if not isinstance(options, dict) or cast("dict[str, object]", options).keys() != {"numerics", "target", "threads"}:
-        raise Malformed("options")
+    options, names = file.fields["options"], listed(file.fields["constants"], "constants")
+    if not isinstance(options, dict) or "constants" in options:
+        raise Malformed("options: expected a mapping")
     asked = cast("dict[str, Any]", options)
-    names = tuple(checked_name(n) for n in listed(constants, "constants"))
-    for key in ("numerics", "target"):
-        if asked[key] is not None:
-            checked_name(asked[key], key)
-    return build(program, **asked, constants=names)
+    for key, value in asked.items():  # build knows which there are
+        if isinstance(value, str):
+            checked_name(value, key)
+        elif value is not None and not isinstance(value, int):
+            raise Malformed(f"options: {key} is neither a name nor a number")
+    return build(program, **asked, constants=tuple(checked_name(n) for n in names))
 
 
 def _as_they_lie(kernel: Kernel, held: Mapping[str, Array]) -> dict[str, Array]:
