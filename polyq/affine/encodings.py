@@ -14,6 +14,7 @@ from typing import Literal
 
 from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine, AffineMap, Constraint, FloorDiv
+from polyq.affine.layout_inverse import small_floors
 from polyq.affine.sets import Domain, Relation
 from polyq.affine.spec import Op, Spec, Tensor
 from polyq.affine.steps import Step
@@ -230,7 +231,7 @@ def _across(e: Encoding, step: Step, single_k: bool) -> Encoding | str:
     if reason is not None:
         return reason
     moved = relation.as_affine() or relation.intersect_domain(e.relation.range()).as_affine()
-    moved = None if moved is None else tuple(map(_small_floors, moved))
+    moved = None if moved is None else tuple(map(small_floors, moved))
     if moved is not None and single_k and (reason := _k_collapsed(e, step, there, relation.in_dims, moved)):
         return reason
     if moved is None:
@@ -241,24 +242,8 @@ def _across(e: Encoding, step: Step, single_k: bool) -> Encoding | str:
     if found is None:
         return f"`{step}`: the cells of {there.name} are no single affine expressions of those of {e.tensor.name}"
     ranges = {d: (0, n.const - 1) for d, n in zip(e.dims, e.extents, strict=True) if n.is_constant}
-    access = AffineMap(e.dims, tuple(_small_floors(x).simplify(ranges) for x in found))
+    access = AffineMap(e.dims, tuple(small_floors(x).simplify(ranges) for x in found))
     return replace(e, tensor=there, access=access, path=(*e.path, e.tensor.name))
-
-
-def _small_floors(e: Affine) -> Affine:
-    """Write isl's ``k - (511*k + 511)//512`` as ``k//512``.
-
-    ``(c*x + r)//d`` is ``x - ((d - c)*x - r + d - 1)//d``, which has the smaller coefficient where ``2*c > d``.
-    """
-    total = Affine(e.const)
-    for atom, coefficient in e.terms:
-        value = Affine.of(atom)
-        if isinstance(atom, FloorDiv):
-            inner, d = _small_floors(atom.numerator), atom.divisor
-            whole = Affine.build(0, [(a, 1) for a, c in inner.terms if 2 * c > d])
-            value = whole - (whole * d - inner + (d - 1)) // d if len(whole.terms) == len(inner.terms) else inner // d
-        total += value * coefficient
-    return total
 
 
 def _no_counterpart(e: Encoding, step: Step, there: Tensor, met: Relation) -> str | None:
