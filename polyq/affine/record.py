@@ -147,7 +147,7 @@ class Record:
             if dtypes.info(p.dtype).packed:
                 cells = pack(p.dtype, cells)
             share = np.ascontiguousarray(cells).view(np.uint8).reshape((*buffer.shape[:-1], _share(p, self.outer)))
-            buffer[..., p.offset : p.offset + share.shape[-1]] = share
+            buffer[..., p.offset : p.offset + _share(p, self.outer)] = share
         return buffer
 
     def unpack(self, buffer: object, **params: int) -> dict[str, Array]:
