@@ -24,15 +24,21 @@ from polyq.affine.errors import (
 if TYPE_CHECKING:
     from polyq import testing as testing
     from polyq.affine.canonical import canonical as canonical
+    from polyq.affine.encodings import Encoding as Encoding
+    from polyq.affine.encodings import encodings as encodings
+    from polyq.affine.encodings import propagate as propagate
     from polyq.affine.interpret import interpret as interpret
     from polyq.affine.layout import Layout as Layout
     from polyq.affine.mlir import from_mlir as from_mlir
     from polyq.affine.notation import parse as parse
+    from polyq.affine.record import Record as Record
     from polyq.affine.spec import Spec as Spec
     from polyq.affine.spec import Tensor as Tensor
+    from polyq.affine.steps import Step as Step
     from polyq.build.building import build as build
     from polyq.build.kernel import Kernel as Kernel
     from polyq.build.many import build_many as build_many
+    from polyq.build.saved import load as load
     from polyq.schedule import Schedule as Schedule
 
 __all__ = [
@@ -40,34 +46,46 @@ __all__ = [
     "ArgumentTypeError",
     "BuildError",
     "CompilerNotFound",
+    "Encoding",
     "Kernel",
     "Layout",
     "PolyqError",
+    "Record",
     "Schedule",
     "ScheduleError",
     "Spec",
     "SpecError",
+    "Step",
     "Tensor",
     "build",
     "build_many",
+    "encodings",
     "from_mlir",
     "interpret",
+    "load",
     "parse",
+    "propagate",
     "testing",
 ]
 
 #: What loads when it is first used, so that ``import polyq`` costs little more than numpy: name -> its module.
 _LAZY = {
+    "Encoding": "polyq.affine.encodings",
     "Kernel": "polyq.build.kernel",
     "Layout": "polyq.affine.layout",
+    "Record": "polyq.affine.record",
     "Schedule": "polyq.schedule",
     "Spec": "polyq.affine.spec",
+    "Step": "polyq.affine.steps",
     "Tensor": "polyq.affine.spec",
+    "encodings": "polyq.affine.encodings",
     "from_mlir": "polyq.affine.mlir",
     "build_many": "polyq.build.many",
     "canonical": "polyq.affine.canonical",
     "interpret": "polyq.affine.interpret",
+    "load": "polyq.build.saved",
     "parse": "polyq.affine.notation",
+    "propagate": "polyq.affine.encodings",
 }
 _PACKAGES = ("build", "testing")
 

@@ -17,7 +17,7 @@ from polyq.affine.spec import Tensor
 if TYPE_CHECKING:
     from polyq.affine.layout import Layout
 
-__all__ = ["cells_of", "pack", "same_number", "unpack"]
+__all__ = ["cells_of", "pack", "params_of", "same_number", "sizes_of", "unpack"]
 
 
 def same_number(a: Any, b: Any) -> bool:
@@ -39,11 +39,11 @@ def cells_of(layout: Layout, shape: Sequence[int], params: Mapping[str, int]) ->
 def pack(layout: Layout, array: object, dtype: str | None, given: Mapping[str, int]) -> Array:
     """Return the elements of an array in their cells, and the layout's ``fill`` in the padding."""
     elements = np.asarray(array)
-    known = _params(layout, elements.shape, given)
+    known = params_of(layout, elements.shape, given)
     value = np.asarray(layout.fill).astype(elements.dtype)
     if not same_number(value, layout.fill):
         raise ArgumentError(f"pack: the padding {layout.fill} is no value of {elements.dtype}")
-    cells = np.full(_sizes(layout.storage, known), value, elements.dtype)
+    cells = np.full(sizes_of(layout.storage, known), value, elements.dtype)
     cells[cells_of(layout, elements.shape, known)] = elements
     return arrays.pack(dtype, cells) if dtype is not None and dtypes.info(dtype).packed else cells
 
@@ -59,11 +59,12 @@ def unpack(layout: Layout, stored: object, dtype: str | None, params: Mapping[st
     if cells.shape != expected:
         raise ArgumentError(f"unpack: expected the stored shape {expected}, got {cells.shape}")
     if dtype is not None and dtypes.info(dtype).packed:
-        cells = arrays.unpack(dtype, cells, _sizes(layout.storage, params)[-1])
-    return cells[cells_of(layout, _sizes(layout.shape, params), params)]
+        cells = arrays.unpack(dtype, cells, sizes_of(layout.storage, params)[-1])
+    return cells[cells_of(layout, sizes_of(layout.shape, params), params)]
 
 
-def _params(layout: Layout, shape: Sequence[int], given: Mapping[str, int]) -> dict[str, int]:
+def params_of(layout: Layout, shape: Sequence[int], given: Mapping[str, int]) -> dict[str, int]:
+    """Return the parameters that the shape of an array determines, beside the given ones."""
     known = dict(given)
     if len(shape) == len(layout.shape):
         for entry, size in zip(layout.shape, shape, strict=True):
@@ -72,7 +73,7 @@ def _params(layout: Layout, shape: Sequence[int], given: Mapping[str, int]) -> d
         missing = _parameters(layout) - known.keys()
         if missing:
             raise ArgumentError(f"pack: pass {', '.join(sorted(missing))} by name")
-    if len(shape) != len(layout.shape) or _sizes(layout.shape, known) != tuple(shape):
+    if len(shape) != len(layout.shape) or sizes_of(layout.shape, known) != tuple(shape):
         raise ArgumentError(f"pack: this is a layout of {layout.shape}, got an array of shape {tuple(shape)}")
     return known
 
@@ -81,5 +82,6 @@ def _parameters(layout: Layout) -> set[str]:
     return {p for e in Tensor("", "u8", layout.shape).extents for p in e.params()}
 
 
-def _sizes(shape: tuple[int | str, ...], params: Mapping[str, int]) -> tuple[int, ...]:
+def sizes_of(shape: tuple[int | str, ...], params: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the entries of a shape as numbers."""
     return arrays.shape_of(Tensor("", "u8", shape), params)

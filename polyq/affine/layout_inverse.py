@@ -9,7 +9,7 @@ import numpy as np
 
 from polyq.affine.arrays import shape_of
 from polyq.affine.errors import SpecError
-from polyq.affine.expr import Affine, AffineMap, Constraint, Dim
+from polyq.affine.expr import Affine, AffineMap, Constraint, Dim, FloorDiv
 from polyq.affine.layout_data import cells_of
 from polyq.affine.reader import affine, parse_expression
 from polyq.affine.sets import Domain, Relation
@@ -18,7 +18,7 @@ from polyq.affine.spec import Tensor
 if TYPE_CHECKING:
     from polyq.affine.layout import Layout
 
-__all__ = ["block_order", "box_of", "drawing", "empty_cell", "inverse_of", "problem", "storage_of"]
+__all__ = ["block_order", "box_of", "drawing", "empty_cell", "inverse_of", "problem", "small_floors", "storage_of"]
 
 #: blocks are permuted element by element when they are looked at
 MOST_BLOCK = 1 << 16
@@ -99,7 +99,23 @@ def inverse_of(m: AffineMap, extents: Sequence[Affine]) -> tuple[Affine, ...]:
     found = Relation.function(box, m.results, cells).inverse().as_affine()
     if found is None:
         raise SpecError(f"layout {m}: no quasi-affine inverse was found; pass inverse='({', '.join(cells)}) -> (...)'")
-    return found
+    return tuple(map(small_floors, found))
+
+
+def small_floors(e: Affine) -> Affine:
+    """Write isl's ``k - (511*k + 511)//512`` as ``k//512``.
+
+    ``(c*x + r)//d`` is ``x - ((d - c)*x - r + d - 1)//d``, which has the smaller coefficient where ``2*c > d``.
+    """
+    total = Affine(e.const)
+    for atom, coefficient in e.terms:
+        value = Affine.of(atom)
+        if isinstance(atom, FloorDiv):
+            inner, d = small_floors(atom.numerator), atom.divisor
+            whole = Affine.build(0, [(a, 1) for a, c in inner.terms if 2 * c > d])
+            value = whole - (whole * d - inner + (d - 1)) // d if len(whole.terms) == len(inner.terms) else inner // d
+        total += value * coefficient
+    return total
 
 
 def storage_of(m: AffineMap, box: Domain) -> tuple[int | str, ...]:

@@ -14,7 +14,7 @@ from polyq.affine.dtypes import is_float
 from polyq.affine.errors import ScheduleError, SpecError
 from polyq.affine.expr import Affine, AffineMap, Constraint
 from polyq.affine.layout import Layout, with_dims
-from polyq.affine.layout_inverse import inverse_of
+from polyq.affine.layout_inverse import box_of, inverse_of, small_floors
 from polyq.affine.rewrite import constant_ranges, copy_of, fresh, simplified, tensor_names
 from polyq.affine.scalar import Const, Index, Load, Scalar, map_scalar, substitute_dims
 from polyq.affine.sets import Domain, Relation
@@ -164,8 +164,10 @@ def carried(spec: Spec, tensor: str, layout: Layout, to: str) -> Layout:
     """Return the layout of ``to`` under which its elements lie as those of ``tensor`` that they meet in an op.
 
     A storage axis that depends on dims that ``to`` lacks falls away, as for the scales of a group; so the packed scales
-    have the axes of the packed weights but those along the group. The two tensors meet in an op, or are joined by ops
-    over other tensors. :class:`ScheduleError` with elements where ``to`` would not be laid out by what is left.
+    have the axes of the packed weights but those along the group. An axis along which each element of ``to`` meets a
+    run of cells, as that of ``k`` does for scales of ``k//128``, becomes the axis of these runs. The two tensors meet
+    in an op, or are joined by ops over other tensors. :class:`ScheduleError` with elements where ``to`` would not be
+    laid out by what is left.
     """
     fitting(spec, tensor, layout)
     path = _path(spec, tensor, to)
@@ -205,8 +207,10 @@ def _across(spec: Spec, op: Op, here: str, layout: Layout, there: str) -> Layout
     for e, size in zip(layout.place, layout.storage, strict=True):
         to_cell = meets.compose(Relation.function(box, [e.substitute(values)], ["s"]))
         found = to_cell.as_affine()
+        if found is None and isinstance(size, int) and (runs := _runs(to_cell, size)) is not None:
+            found, size = runs
         if found is not None:
-            place += found
+            place += map(small_floors, found)
             storage.append(size)
         elif to_cell.is_single_valued():
             raise ScheduleError(
@@ -226,6 +230,22 @@ def _across(spec: Spec, op: Op, here: str, layout: Layout, there: str) -> Layout
         raise ScheduleError(
             f"pack: the layout {layout} of {here} does not reach {there} through `{op}`: {why}"
         ) from None
+
+
+def _runs(to_cell: Relation, size: int) -> tuple[tuple[Affine, ...], int] | None:
+    """Return the number of the run of cells that each element meets, and of the runs, if all have one length."""
+    found = to_cell.sample()
+    if found is None or to_cell.is_single_valued():
+        return None
+    at = [Constraint(Affine.dim(d) - v, equality=True) for d, v in found[0].items()]
+    met = to_cell.apply(Domain.make(to_cell.in_dims, at))
+    first, last = met.min_of(Affine.dim("s")), met.max_of(Affine.dim("s"))
+    length = 0 if first is None or last is None else last - first + 1
+    if not 1 < length < size:
+        return None
+    run = Relation.function(box_of(["s"], [Affine(size)]), [Affine.dim("s") // length], ["s"])
+    number = to_cell.compose(run).as_affine()
+    return None if number is None else (number, -(-size // length))
 
 
 def _two_cells(to_cell: Relation) -> str:

@@ -24,6 +24,7 @@ from polyq.build.prepared import Packing, prepare, repeated_spec, sources
 
 if TYPE_CHECKING:  # a kernel from the cache does without
     from polyq.affine.naming import Renaming
+    from polyq.build.payoff import Payoff
     from polyq.build.timing import Timing
     from polyq.emit.module import Module
     from polyq.schedule import Schedule
@@ -118,6 +119,21 @@ class Kernel:
         return self.executable if upper is None else upper.executable
 
     # ---- facts
+    @property
+    def program(self) -> Spec | Schedule:
+        """What was built."""
+        return self._program
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options of ``build`` as they were given."""
+        return self._asked
+
+    @property
+    def plan(self) -> Plan:
+        """The printed modules, and which tensors ``bind`` prepares."""
+        return self._plan
+
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """The tensors that a call takes, in order."""
@@ -313,6 +329,31 @@ class Bound:
     def inputs(self) -> tuple[Tensor, ...]:
         """The tensors that a call still takes, in order."""
         return tuple(self.kernel.spec.tensor(self._names[at]) for at in self._free)
+
+    @property
+    def held(self) -> Mapping[str, Array]:
+        """The arrays of the snapshot by name: packed tensors in place of the inputs that they replace."""
+        return self._held
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the layer to a file that :func:`polyq.load` maps into memory; return its path.
+
+        The file appears whole or not at all. It holds the program, the options and the arrays, and no code;
+        docs/saved-layers.md describes it.
+        """
+        from polyq.build.saved import save
+
+        return save(self, path)
+
+    def payoff(self, *, seconds: float = 0.5, repeats: int | None = None, **params: int) -> Payoff:
+        """Measure after how many calls packing has paid, for these parameters (``layer.payoff(m=1).calls``).
+
+        Both kernels, the one that packs and the one that does not, run on cold random data, as in
+        :meth:`Kernel.benchmark`; the cost is that of ``packing``.
+        """
+        from polyq.build.payoff import payoff
+
+        return payoff(self, seconds=seconds, repeats=repeats, params=params)
 
     @property
     def nbytes(self) -> int:
