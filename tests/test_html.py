@@ -1,0 +1,170 @@
+"""What notebooks show: well-formed, static, escaped, and with every word of the text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+import polyq
+from polyq.affine.html import STYLESHEET, Html, page, tag
+from polyq.schedule.explanation import Explanation, noted
+
+HOSTILE = '<script>alert("&")</script>\x00\x1b[31m\ud800'
+#: what static pages have no need of
+FORBIDDEN = {"script", "link", "img", "iframe", "object", "embed", "form", "input", "svg", "base", "meta", "a", "video"}
+
+
+def parsed(html: str) -> ElementTree.Element:
+    """Parse a page as XML, which forgives nothing; check that it is static."""
+    root = ElementTree.fromstring(html)
+    for element in root.iter():
+        assert element.tag not in FORBIDDEN
+        assert set(element.attrib) <= {"class", "open", "scope"}, element.attrib
+    style = "".join(e.text for e in root.iter("style"))
+    assert style == STYLESHEET
+    assert re.search(r"url\(|@import|https?:|expression\(", html) is None
+    known = set(re.findall(r"pq-[a-z]+", STYLESHEET))
+    used = {c for e in root.iter() for c in e.get("class", "").split()} - {"polyq"}
+    assert used <= known, used - known
+    return root
+
+
+def words(element: ElementTree.Element) -> str:
+    """Return the text of an element, styles aside, with single spaces."""
+    return " ".join("".join(t for e in texts(element) for t in e).split())
+
+
+def texts(element):
+    if element.tag != "style":
+        yield element.text or ""
+        for child in element:
+            yield from texts(child)
+            yield child.tail or ""
+
+
+def lines_of(tree: ElementTree.Element):
+    return [words(e) for e in tree.iter() if "pq-line" in e.get("class", "").split()]
+
+
+def text_lines(text: str) -> list[str]:
+    """Return the lines of a text tree, continuations joined, without what draws it."""
+    found: list[str] = []
+    for line in text.splitlines():
+        if re.match(r"[│ ]*[├└]─ |whole tensors|prepared once", line):
+            found.append(line)
+        else:
+            found[-1] += " " + re.sub(r"^[│ ]*", "", line)
+    return [" ".join(re.sub(r"^[│ ]*[├└]─ ", "", line).split()) for line in found]
+
+
+# ---- the vocabulary
+def test_texts_and_attributes_are_escaped():
+    assert tag("p", "a < b & c", Html("<b>x</b>")).markup == "<p>a &lt; b &amp; c<b>x</b></p>"
+    assert tag("th", "x", scope='a"b').markup == '<th scope="a&quot;b">x</th>'
+    assert tag("details", open=True).markup == '<details open="open"></details>'
+    assert tag("details", open=False).markup == "<details></details>"
+
+
+def test_what_markup_cannot_hold_is_replaced():
+    root = parsed(page("kind", HOSTILE, tag("p", HOSTILE)))
+    said = '<script>alert("&")</script>\ufffd\ufffd[31m\ufffd'
+    assert words(root) == f"kind {said}{said}"
+
+
+def test_every_theme_has_every_colour():
+    blocks = re.findall(r"\{((?:--pq-[a-z]+:[^;}]+;?)+)\}", STYLESHEET)
+    names = [re.findall(r"(--pq-[a-z]+):", block) for block in blocks]
+    assert len(blocks) == 4
+    assert all(n == names[0] for n in names)
+    assert set(re.findall(r"var\((--pq-[a-z]+)\)", STYLESHEET)) == set(names[0]) - {"--pq-" + n for n in ()}
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["light", "dark"])
+def test_colours_can_be_read(at):
+    from polyq.affine.html import _COLOURS
+
+    def luminance(name):
+        parts = [int(_COLOURS[name][at][k : k + 2], 16) / 255 for k in (1, 3, 5)]
+        r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    def contrast(a, b):  # WCAG 2.1, 1.4.3
+        low, high = sorted((luminance(a), luminance(b)))
+        return (high + 0.05) / (low + 0.05)
+
+    inks = ("ink", "soft", "name", "parallel", "vector", "unroll", "good", "bad")
+    assert all(contrast(ink, ground) >= 4.5 for ink in inks for ground in ("paper", "wash"))
+    assert contrast("bad", "mark") >= 4.5
+
+
+# ---- schedules
+FUSED = "d[n, k] = (f32(w[n, k]) - 8.0) * s[n]\ny[m, n] += x[m, k] * d[n, k] where k <= n + 20"
+
+
+def fused() -> polyq.Schedule:
+    spec = polyq.parse(FUSED, w=("u8", (18, 32)), s=("f32", 18), x=("f32", ("m", 32)))
+    plain = polyq.Schedule.naive(spec, target="c")
+    return plain.split("y", "n", 4, "no", "ni").parallel("y", "m").unroll("y", "ni").fuse("d", into="y", at="no")
+
+
+def automatic(text: str, **tensors) -> polyq.Schedule:
+    return polyq.Schedule.auto(polyq.parse(text, **tensors), target="avx2")
+
+
+SOFTMAX = "t[i] max= x[i, j]\ne[i, j] = exp(x[i, j] - t[i])\ns[i] += e[i, j]\ny[i, j] = e[i, j] / s[i]"
+MATMUL = "d[n, g, j] = (f32(w[n, g, j]) - z[n, g]) * s[n, g]\ny[m, n] += x[m, g, j] * d[n, g, j]"
+SCHEDULES = {
+    "by hand": fused,
+    "a guard": lambda: polyq.Schedule.naive(
+        polyq.parse("t += x[i, j] where j <= i, j % 2 == 0\ny = t * 2.0", x=("f32", ("i", "n")), outputs=("y",))
+    ),
+    "softmax": lambda: automatic(SOFTMAX, x=("f32", ("m", 512))),
+    "matmul": lambda: automatic(MATMUL, w=("u8", (256, 8, 64)), z=("f32", (256, 8)), s=("f32", (256, 8)), x=("f32", ("m", 8, 64))),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_has_every_line_of_its_text(name):
+    schedule = SCHEDULES[name]()
+    _head, _, tree = str(schedule).partition("\n")
+    root = parsed(schedule._repr_html_())
+    assert lines_of(root) == text_lines(tree)
+    assert words(root.find("header")) == f"schedule {schedule.spec.name} numerics {schedule.numerics} target {schedule.machine.name}"
+    for directive in schedule.directives:
+        assert str(directive) in words(root)
+
+
+def test_loops_nest_in_html_as_in_the_nest():
+    root = parsed(fused()._repr_html_())
+    inner = next(e for e in root.iter("li") if words(e).startswith("no 4 "))
+    assert next(words(li.find("*")) for li in inner.find("details/ul")) == "scratch d f32[4, 32] 512 B"
+    outer = next(e for e in root.iter("li") if words(e).startswith("m parallel m "))
+    assert inner in list(outer.find("details/ul"))
+
+
+def test_hostile_names_are_escaped_in_a_schedule():
+    spec = replace(fused().spec, name=HOSTILE)
+    root = parsed(replace(fused(), spec=spec, notes=(f"{HOSTILE}: kept",))._repr_html_())
+    assert 'schedule <script>alert("&")</script>' in words(root)
+
+
+# ---- explanations
+def test_an_explanation_is_the_same_text_and_a_table():
+    schedule = SCHEDULES["softmax"]()
+    said = schedule.explain()
+    assert said == "\n".join(schedule.notes)
+    root = parsed(said._repr_html_())
+    rows = [[words(cell) for cell in row] for row in root.iter("tr")]
+    assert rows[0] == ["what", "decided"]
+    assert [": ".join(row) for row in rows[1:]] == [line for note in schedule.notes for line in note.splitlines()]
+
+
+def test_alternatives_stand_below_their_decision():
+    said = Explanation("\n".join([noted("d: inlined, 2 times a cell", ["stored: 12 cells"]), "every op on its own: no", ".split(op='y')"]))
+    assert str(said) == "d: inlined, 2 times a cell\n    stored: 12 cells\nevery op on its own: no\n.split(op='y')"
+    rows = [[words(cell) for cell in row] for row in parsed(said._repr_html_()).iter("tr")]
+    assert rows[1:] == [["d", "inlined, 2 times a cellstored: 12 cells"], ["", "every op on its own: no"], ["", ".split(op='y')"]]
+    assert [words(li) for li in parsed(said._repr_html_()).iter("li")] == ["stored: 12 cells"]
