@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 import polyq
@@ -71,7 +72,7 @@ def test_texts_and_attributes_are_escaped():
 def test_what_markup_cannot_hold_is_replaced():
     root = parsed(page("kind", HOSTILE, tag("p", HOSTILE)))
     said = '<script>alert("&")</script>\ufffd\ufffd[31m\ufffd'
-    assert words(root) == f"kind {said}{said}"
+    assert words(root) == f"kind {said} {said}"
 
 
 def test_every_theme_has_every_colour():
@@ -168,3 +169,122 @@ def test_alternatives_stand_below_their_decision():
     rows = [[words(cell) for cell in row] for row in parsed(said._repr_html_()).iter("tr")]
     assert rows[1:] == [["d", "inlined, 2 times a cellstored: 12 cells"], ["", "every op on its own: no"], ["", ".split(op='y')"]]
     assert [words(li) for li in parsed(said._repr_html_()).iter("li")] == ["stored: 12 cells"]
+
+
+# ---- specs
+def table_of(root) -> list[list[str]]:
+    return [[words(cell) for cell in row] for row in next(root.iter("table")).iter("tr")]
+
+
+def test_a_spec_shows_tensors_statements_and_notes():
+    spec = polyq.parse("t[i] = x[i] * 2.0\ny[i] += t[i]\nz = t[0] where n >= 1", x=("f32", "n"), y=("f32", "n"), outputs=("y", "z"))
+    spec = replace(spec, name=HOSTILE, notes=("n is < 7 & odd",))
+    root = parsed(spec._repr_html_())
+    assert table_of(root) == [
+        ["tensor", "dtype", "shape", "role"],
+        ["x", "f32", "[n]", "input"],
+        ["y", "f32", "[n]", "input, updated"],
+        ["z", "f32", "one number", "output"],
+        ["t", "f32", "[n]", "temporary"],
+    ]
+    assert root.find("pre").text == "\n".join(map(str, spec.ops))
+    assert "note n is < 7 & odd" in words(root)
+    assert words(root).startswith('program <script>alert("&")</script>')
+
+
+def test_an_empty_spec_is_a_page():
+    assert words(parsed(polyq.Spec("empty")._repr_html_())) == "program empty"
+
+
+# ---- certificates, witnesses, errors
+def refusal() -> polyq.ScheduleError:
+    with pytest.raises(polyq.ScheduleError) as caught:
+        fused().vectorize("y", "k")
+    return caught.value
+
+
+def test_a_certificate_lists_its_checks():
+    certificate = fused().certificate()
+    root = parsed(certificate._repr_html_())
+    assert words(root.find("header")).startswith("certificate kernel proven numerics reassoc ")
+    rows = table_of(root)
+    assert [row[:2] for row in rows[1:]] == [[c.name, "holds"] for c in certificate.checks]
+    assert all(re.fullmatch(r"\d+\.\d ms", row[2]) for row in rows[1:])
+
+
+def test_a_refused_certificate_shows_the_witness():
+    spec = polyq.parse("y += x[i]", x=("f32", "n"))
+    refused = polyq.Schedule.naive(spec).then(
+        polyq.schedule.schedule.Directive("mark", (("op", "y"), ("axis", "i"), ("kind", "parallel")))
+    )
+    certificate = refused.certificate()
+    assert not certificate.ok
+    root = parsed(certificate._repr_html_())
+    assert "refused" in words(root.find("header"))
+    assert "does not hold" in [row[1] for row in table_of(root)]
+    assert certificate.violation.headline in words(root)
+
+
+def test_an_error_shows_the_instances_and_the_place_in_the_loops():
+    error = refusal()
+    root = parsed(error._repr_html_())
+    assert words(root.find("header")) == "ScheduleError"
+    assert words(root.find("p")) == str(error).splitlines()[0]
+    assert error.witness.instances
+    rows = table_of(root)
+    assert rows[0] == ["statement", "instance", "loop variables"]
+    assert [row[0] for row in rows[1:]] == [i.op for i in error.witness.instances]
+    assert [row[1] for row in rows[1:]] == [", ".join(f"{d} = {v}" for d, v in i.dims) for i in error.witness.instances]
+    assert "".join(texts(root.find("pre"))) == error.witness.nest
+    marked = [e.text for e in root.iter("span") if "pq-mark" in e.get("class", "")]
+    assert marked == [line for line in error.witness.nest.splitlines() if line.endswith("<-- here")]
+    assert len(marked) == 1
+    assert words(parsed(error.witness._repr_html_())).startswith(f"witness {error.witness.headline}")
+
+
+@pytest.mark.parametrize("kind", [polyq.SpecError, polyq.BuildError, polyq.ArgumentError, polyq.ScheduleError])
+def test_any_error_shows_its_message(kind):
+    root = parsed(kind(f"{HOSTILE}: wrong\n  command: cc a && b\n  output: <none>")._repr_html_())
+    assert words(root.find("header")) == kind.__name__
+    assert words(root.find("p")).endswith(": wrong")
+    assert root.find("pre").text == "  command: cc a && b\n  output: <none>"
+    assert words(parsed(kind("")._repr_html_())) == kind.__name__
+    assert words(parsed(kind("one line")._repr_html_())) == f"{kind.__name__} one line"
+
+
+# ---- kernels
+def facts_of(root) -> dict[str, str]:
+    return {words(row.find("dt")): words(row.find("dd")) for row in next(root.iter("dl"))}
+
+
+def text_facts(text: str) -> dict[str, str]:
+    return {line[2:14].strip(): " ".join(line[15:].split()) for line in text.splitlines()[1:]}
+
+
+def test_a_kernel_shows_its_card():
+    spec = polyq.parse("y[m, n] += x[m, k] * f32(w[n, k])", x=("f32", ("m", 64)), w=("u8", (32, 64)))
+    kernel = polyq.build(spec, constants=("w",), target="native")
+    root = parsed(kernel._repr_html_())
+    expected = text_facts(repr(kernel))
+    assert {**facts_of(root), "numerics": kernel.numerics} == expected
+    assert words(root.find("header")) == f"kernel {spec.name} numerics reassoc target native"
+    assert table_of(root) == [
+        ["tensor", "dtype", "shape", "role"],
+        ["x", "f32", "[m, 64]", "input"],
+        ["w", "u8", "[32, 64]", "input, constant"],
+        ["y", "f32", "[m, 32]", "output"],
+    ]
+    folded = {words(e.find("summary")): words(e) for e in root.iter("details")}
+    assert str(spec.ops[-1]) in folded["program"]
+    assert all(d.text in folded["decisions"] for d in kernel.explain().decisions)
+
+    layer = kernel.bind(w=np.ones((32, 64), np.uint8))
+    root = parsed(layer._repr_html_())
+    assert facts_of(root)["bound"] == text_facts(repr(layer))["bound"] == "w, packed as w.packed 2048 B"
+
+
+def test_a_hostile_name_stays_text_on_a_card():
+    spec = replace(polyq.parse("y[i] = 2.0 * x[i]", x=("f32", 3)), name=HOSTILE)
+    card = replace(polyq.build(polyq.parse("y[i] = 2.0 * x[i]", x=("f32", 3))).card(bound=HOSTILE), spec=spec, target=HOSTILE)
+    root = parsed(card.page(Explanation(f"{HOSTILE}: kept")))
+    assert words(root).count('<script>alert("&")</script>') == 5  # name, pill, facts of target and bound, decision

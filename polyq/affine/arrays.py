@@ -133,9 +133,7 @@ def _bind_given(
         source.setdefault(name, "the value given by name")
 
 
-def _check_shape(
-    tensor: Tensor, shape: Sequence[int], values: Mapping[str, int], source: Mapping[str, str]
-) -> None:
+def _check_shape(tensor: Tensor, shape: Sequence[int], values: Mapping[str, int], source: Mapping[str, str]) -> None:
     expected = storage_shape(tensor, values)
     if tuple(shape) == expected:
         return

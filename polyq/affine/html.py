@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Union
 
-__all__ = ["Content", "Html", "code", "facts", "folded", "join", "page", "pill", "table", "tag", "verbatim"]
+__all__ = ["Content", "Html", "code", "facts", "folded", "join", "page", "pill", "said", "table", "tag", "verbatim"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,10 @@ def _printable(text: str) -> str:
 def page(kind: str, title: Content, *content: Content, pills: Iterable[Content] = ()) -> str:
     """Return what ``_repr_html_`` returns: a heading that says what it is (``kind``) and which, then the content."""
     about = [Html(" " + p.markup) if isinstance(p, Html) else f" {p}" for p in pills]
-    head = tag("header", tag("span", kind, style="what"), " ", tag("strong", title), *about)
-    return f'<div class="polyq"><style>{STYLESHEET}</style>{join((head, *content)).markup}</div>'
+    name = (" ", tag("strong", title)) if title else ()
+    head = tag("header", tag("span", kind, style="what"), *name, *about)
+    inside = join((head, *content), "\n").markup
+    return f'<div class="polyq"><style>{STYLESHEET}</style>{inside}</div>'
 
 
 # ---- what pages are made of
@@ -72,6 +74,13 @@ def verbatim(text: Content) -> Html:
 def pill(text: str, tone: str = "") -> Html:
     """Return a word set apart; ``tone`` is ``good``, ``bad``, a kind of loop, or nothing."""
     return tag("span", text, style=f"pill {tone}")
+
+
+def said(text: str) -> Html:
+    """Return a sentence as a paragraph, lines as they are, nothing for nothing."""
+    if not text:
+        return Html("")
+    return verbatim(text) if "\n" in text else tag("p", text)
 
 
 def facts(given: Mapping[str, Content]) -> Html:
@@ -133,14 +142,14 @@ color:var(--pq-soft);white-space:nowrap}
 .polyq table{border-collapse:collapse;margin:0;font-size:inherit;color:inherit;border:0}
 .polyq table th,.polyq table td{text-align:left;vertical-align:top;padding:3px 18px 3px 0;border:0;background:none;
 white-space:normal;max-width:48em}
-.polyq table th{color:var(--pq-soft);font-weight:400;font-size:11px}
+.polyq table th{white-space:nowrap;color:var(--pq-soft);font-weight:400;font-size:11px}
 .polyq tbody tr{border-top:1px solid var(--pq-rule);background:none}
 .polyq td ul{margin:2px 0 2px;padding:0;list-style:none;color:var(--pq-soft)}
 .polyq .pq-soft{color:var(--pq-soft)}
 .polyq .pq-fold{margin:6px 0 0}
 .polyq .pq-fold>summary{cursor:pointer;color:var(--pq-soft)}
 .polyq .pq-fold>div{padding:6px 0 2px 14px}
-.polyq .pq-name{color:var(--pq-name);font-weight:600}
+.polyq .pq-name{color:var(--pq-name);font-weight:600;white-space:nowrap}
 .polyq .pq-parallel{color:var(--pq-parallel)}.polyq .pq-vector{color:var(--pq-vector)}
 .polyq .pq-unroll{color:var(--pq-unroll)}
 .polyq .pq-mark{display:inline-block;min-width:100%;background:var(--pq-mark);color:var(--pq-bad)}

@@ -23,9 +23,11 @@ from polyq.build.plan import Plan, make_schedule
 from polyq.build.prepared import Packing, prepare, repeated_spec, sources
 
 if TYPE_CHECKING:  # a kernel from the cache does without
+    from polyq.build.card import Card
     from polyq.build.timing import Timing
     from polyq.schedule import Schedule
     from polyq.schedule.certificate import Certificate
+    from polyq.schedule.explanation import Explanation
     from polyq.schedule.ladder import Ladder
 
 __all__ = ["Bound", "Kernel", "Loaded", "Ranges"]
@@ -147,11 +149,13 @@ class Kernel:
         prologue = self._plan.prologue
         return "" if prologue is None else digest(prologue.source, self.executable.spec.input_names)
 
-    def explain(self) -> str:
-        """Return each decision of the schedule, with its counts."""
+    def explain(self) -> Explanation:
+        """Return each decision of the schedule, with its counts: a string, which a notebook shows as a table."""
+        from polyq.schedule.explanation import Explanation
+
         made = self.__dict__.get("schedule")  # a schedule by hand may differ from the cached one in its notes
         text = self._plan.explanation if made is None else made.explain()
-        return "\n".join([text, *(self._ranges.notes if self._ranges is not None else ())])
+        return Explanation("\n".join([text, *(self._ranges.notes if self._ranges is not None else ())]))
 
     def error_bound(self, /, *args: object, **named: object) -> Any:
         """Return the forward error bound against the oracle, elementwise and shaped like the outputs.
@@ -261,14 +265,21 @@ class Kernel:
         return save(self, path)
 
     # ---- what it looks like, and how it travels
-    def __repr__(self) -> str:
-        from polyq.build.card import kernel_card
+    def card(self, bound: str = "") -> Card:
+        """Return what is said of the kernel, and of what was bound."""
+        from polyq.build.card import Card
 
-        return kernel_card(
+        return Card(
             self.spec, self._plan, numerics=self.numerics, target=self.target, threads=self.threads,
             runs=self.executable.entry is not None, constants=self.constants, sizes=self.sizes,
-            seconds=self._build[0], phases=self._build[1],
+            seconds=self._build[0], phases=self._build[1], bound=bound,
         )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return str(self.card())
+
+    def _repr_html_(self) -> str:
+        return self.card().page(self.explain())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._program, self._asked)
@@ -354,10 +365,16 @@ class Bound:
         free = {self._names[at] for at in self._free}
         return [name for name in self.kernel.spec.input_names if name not in free]
 
-    def __repr__(self) -> str:
+    def _said(self) -> str:
         held = ", ".join(f"{name} {array.nbytes} B" for name, array in self._held.items())
         packed = f"{', '.join(self._bound)}, packed as " if list(self._held) != self._bound else ""
-        return f"{self.kernel!r}\n  bound        {packed}{held}"
+        return f"{packed}{held}"
+
+    def __repr__(self) -> str:
+        return str(self.kernel.card(self._said()))
+
+    def _repr_html_(self) -> str:
+        return self.kernel.card(self._said()).page(self.kernel.explain())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _bound_again, (self.kernel, self._held, self.kernel.layout, self.packing)
