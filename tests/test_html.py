@@ -160,14 +160,14 @@ def test_an_explanation_is_the_same_text_and_a_table():
     root = parsed(said._repr_html_())
     rows = [[words(cell) for cell in row] for row in root.iter("tr")]
     assert rows[0] == ["what", "decided"]
-    assert [": ".join(row) for row in rows[1:]] == [line for note in schedule.notes for line in note.splitlines()]
+    assert [": ".join(row) for row in rows[1:]] == [" ".join(note.split()) for note in schedule.notes]
 
 
 def test_alternatives_stand_below_their_decision():
     said = Explanation("\n".join([noted("d: inlined, 2 times a cell", ["stored: 12 cells"]), "every op on its own: no", ".split(op='y')"]))
     assert str(said) == "d: inlined, 2 times a cell\n    stored: 12 cells\nevery op on its own: no\n.split(op='y')"
     rows = [[words(cell) for cell in row] for row in parsed(said._repr_html_()).iter("tr")]
-    assert rows[1:] == [["d", "inlined, 2 times a cellstored: 12 cells"], ["", "every op on its own: no"], ["", ".split(op='y')"]]
+    assert rows[1:] == [["d", "inlined, 2 times a cell stored: 12 cells"], ["", "every op on its own: no"], ["", ".split(op='y')"]]
     assert [words(li) for li in parsed(said._repr_html_()).iter("li")] == ["stored: 12 cells"]
 
 
@@ -288,3 +288,18 @@ def test_a_hostile_name_stays_text_on_a_card():
     card = replace(polyq.build(polyq.parse("y[i] = 2.0 * x[i]", x=("f32", 3))).card(bound=HOSTILE), spec=spec, target=HOSTILE)
     root = parsed(card.page(Explanation(f"{HOSTILE}: kept")))
     assert words(root).count('<script>alert("&")</script>') == 5  # name, pill, facts of target and bound, decision
+
+
+def test_the_automatic_schedule_says_what_else_it_weighed():
+    said = SCHEDULES["softmax"]().explain()
+    kept = next(d for d in said.decisions if d.text.startswith("kept, since each cell is read 2 times"))
+    # m rows (64, where nothing is known) of 512 cells, each read by the sum and by the quotient
+    assert (kept.subject, kept.weighed) == ("e", ("computed where it is read: 65536 times in all, not 32768 (with m counted as 64)",))
+    chosen = SCHEDULES["matmul"]().explain().decisions
+    tile = next(d for d in chosen if "loads a multiply-add" in d.text and d.weighed)
+    costs = [float(re.search(r": (\d+\.\d+) loads a multiply-add$", line)[1]) for line in (tile.text, *tile.weighed)]
+    assert len(costs) > 2
+    assert costs[0] == min(costs)
+    assert costs[1:] == sorted(costs[1:])
+    dims = [re.match(r"(?:lanes|partial sums) along (\w+) ", line)[1] for line in (tile.text, *tile.weighed)]
+    assert len(set(dims)) == len(dims)

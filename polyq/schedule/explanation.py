@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from polyq.affine.html import Html, code, page, table, tag
+from polyq.affine.html import Html, code, join, page, table, tag
 
 __all__ = ["Decision", "Explanation", "noted"]
 
@@ -68,5 +68,5 @@ class Explanation(str):
 
 
 def _said(d: Decision) -> Html:
-    weighed = tag("ul", *(tag("li", w) for w in d.weighed)) if d.weighed else Html("")
-    return tag("div", d.text, weighed)
+    weighed = ("\n", tag("ul", join((tag("li", w) for w in d.weighed), "\n"))) if d.weighed else ()
+    return tag("div", d.text, *weighed)
