@@ -14,6 +14,7 @@ import numpy as np
 
 from polyq.affine.arrays import Array, collect, storage_shape, take_arguments
 from polyq.affine.errors import ArgumentError, BuildError
+from polyq.affine.names import meant
 from polyq.affine.spec import Spec, Tensor
 from polyq.build import binding
 from polyq.build.arguments import Params, Signature, aligned_copy, bound_params, dense_storage, on_own_line
@@ -204,6 +205,7 @@ class Kernel:
         if unknown:
             raise ArgumentError(
                 f"bind: {', '.join(unknown)}: no input has that name; the inputs are {', '.join(self.spec.input_names)}"
+                + meant(unknown[0], self.spec.input_names)
             )
         missing = [name for name in self.constants if name not in arrays]
         if missing:
@@ -354,11 +356,22 @@ class Bound:
         given = {**dict(zip(names, args, strict=False)), **named}
         missing = [t for t in self.inputs if t.name not in given]
         if missing:
+            hints = (meant(name, (t.name for t in missing)) for name in named if name not in names)
             raise ArgumentError(
                 f"missing input {', '.join(t.name for t in missing)}: expected {', '.join(map(str, missing))}; "
-                f"bound are {', '.join(self._bound) or 'none'}"
+                f"bound are {', '.join(self._bound) or 'none'}{''.join(hints)}"
             )
         return {**self._held, **given}
+
+    @property
+    def kept(self) -> dict[str, Array]:
+        """The bound inputs that are held as they came, by name; those that are packed are not among them."""
+        return {name: self._held[name] for name in self._bound if name in self._held}
+
+    @property
+    def bound_names(self) -> tuple[str, ...]:
+        """The inputs that were bound, in order."""
+        return tuple(self._bound)
 
     @property
     def _bound(self) -> list[str]:
