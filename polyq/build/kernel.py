@@ -111,6 +111,21 @@ class Kernel:
             return self
         return self._ranges.kernel(params[self._ranges.ladder.param]) or self
 
+    @property
+    def all_ranges(self) -> tuple[tuple[int, Kernel], ...]:
+        """Of each range of sizes its least value and its kernel, ascending; this kernel alone where there is one."""
+        found: list[tuple[int, Kernel]] = [(0, self)]
+        if self._ranges is not None:
+            for (least, _), upper in zip(self._ranges.ladder.rungs[1:], self._ranges.upper, strict=True):
+                if upper is not None:
+                    found.append((least, upper))
+        return tuple(found)
+
+    @property
+    def range_parameter(self) -> str | None:
+        """The parameter whose ranges have kernels of their own, ``None`` where there is none."""
+        return None if self._ranges is None else self._ranges.ladder.param
+
     def _executable_for(self, params: Params) -> Executable:
         assert self._ranges is not None
         upper = self._ranges.kernel(params[self.executable.signature.params.index(self._ranges.ladder.param)])
