@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -18,8 +20,11 @@ import numpy as np
 
 import polyq
 from polyq.affine.arrays import Array, from_storage, random_arrays, shape_of
-from polyq.affine.bounds import error_bound
-from polyq.affine.dtypes import numpy_dtype
+from polyq.affine.bounds import Evaluation, error_bound
+from polyq.affine.dtypes import info, numpy_dtype
+from polyq.affine.expr import Affine, Param
+from polyq.affine.names import meant
+from polyq.affine.places import placed
 from polyq.affine.sample import Box, boxes, instances, part_of
 from polyq.build.housekeeping import command
 from polyq.limits import Fma, read_bandwidth
@@ -53,7 +58,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0: done and right, 1: outside the bound, 2: refused with one line that says why."""
+    """Run the command line and return its status.
+
+    0: done and right, 1: outside the bound, 2: refused with one line that says why, 130: interrupted.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     of_cache = list(arguments[:1]) == ["cache"]  # a file of that name is ./cache
     options = _parser().parse_args([] if of_cache else arguments)
@@ -62,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnicodeDecodeError as error:
         print(f"python -m polyq: {options.file} is no text in UTF-8: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("python -m polyq: interrupted", file=sys.stderr)
+        return 130  # as shells say it: 128 and the number of SIGINT
     except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -116,13 +127,24 @@ def _input(text: str) -> tuple[str, str]:
 
 def _program(options: argparse.Namespace) -> tuple[str, Spec]:
     """Return the text of the program and its spec."""
-    text = FLAGSHIP if options.file is None else Path(options.file).read_text(encoding="utf-8")
-    if options.file is None or Path(options.file).suffix != ".mlir":
-        return text, polyq.parse(text)
-    return text, polyq.from_mlir(Path(options.file), function=options.function)
+    if options.file is None:
+        return FLAGSHIP, polyq.parse(FLAGSHIP)
+    file = Path(options.file)
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".mlir":
+        return text, polyq.from_mlir(file, function=options.function)
+    try:
+        spec = polyq.parse(text)
+    except polyq.SpecError as error:
+        raise polyq.SpecError(placed(options.file, text, str(error))) from None
+    return text, replace(spec, name=re.sub(r"\W", "_", file.stem, flags=re.ASCII) or spec.name)
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.emit and options.save:
+        raise polyq.ArgumentError(
+            f"--save {options.save}: --emit prints and stops, and so there is nothing to write; leave one of them out"
+        )
     text, spec = _program(options)
     data = _given_data(spec, dict(options.input))
     runs = _parameter_values(spec, {**_sizes(spec, data), **dict(options.set)}, flagship=options.file is None)
@@ -151,7 +173,10 @@ def _parameter_values(spec: Spec, given: dict[str, int], *, flagship: bool) -> l
     unknown = sorted(set(given) - set(spec.params))
     if unknown:
         known = ", ".join(spec.params) or "none"
-        raise polyq.ArgumentError(f"--set {unknown[0]}: the program has no such parameter; its parameters: {known}")
+        hint = meant(unknown[0], spec.params)
+        raise polyq.ArgumentError(
+            f"--set {unknown[0]}: the program has no such parameter; its parameters: {known}{hint}"
+        )
     return [{"m": 1}, {"m": 16}] if flagship and not given else [given]
 
 
@@ -160,7 +185,8 @@ def _given_data(spec: Spec, files: dict[str, str]) -> dict[str, Array]:
     for name in files:
         if name not in spec.input_names:
             known = ", ".join(map(str, spec.inputs)) or "none"
-            raise polyq.ArgumentError(f"--input {name}: the program has no such input; its inputs: {known}")
+            hint = meant(name, spec.input_names)
+            raise polyq.ArgumentError(f"--input {name}: the program has no such input; its inputs: {known}{hint}")
     found: dict[str, Array] = {}
     for name, file in files.items():
         try:
@@ -171,15 +197,29 @@ def _given_data(spec: Spec, files: dict[str, str]) -> dict[str, Array]:
 
 
 def _sizes(spec: Spec, data: dict[str, Array]) -> dict[str, int]:
-    """Return the parameters that the shapes of given arrays determine."""
-    found: dict[str, int] = {}
+    """Return the parameters that the shapes of given arrays determine.
+
+    An entry such as ``2*n + 2`` gives ``n``; a bare parameter counts before that. An array that fits no value is
+    refused later, when all arrays are checked.
+    """
+    bare: dict[str, int] = {}
+    solved: dict[str, int] = {}
     for name, array in data.items():
-        shape = spec.tensor(name).shape
-        if len(shape) == array.ndim:
-            found.update(
-                {p: n for p, n in zip(shape, array.shape, strict=True) if isinstance(p, str) and p in spec.params}
-            )
-    return found
+        tensor = spec.tensor(name)
+        extents = tensor.extents[:-1] if info(tensor.dtype).packed and array.dtype == np.uint8 else tensor.extents
+        for extent, size in zip(extents, array.shape, strict=False):
+            param, value = _solved(extent, size)
+            (bare if extent == Affine.param(param) else solved).setdefault(param, value)
+    return {p: n for p, n in {**solved, **bare}.items() if p and n >= 0}
+
+
+def _solved(extent: Affine, size: int) -> tuple[str, int]:
+    """Return the parameter and its value where ``extent`` is linear in one, and an integer makes it ``size``."""
+    if len(extent.terms) == 1 and isinstance(extent.terms[0][0], Param):
+        param, factor = extent.terms[0][0].name, extent.terms[0][1]
+        if (size - extent.const) % factor == 0:
+            return param, (size - extent.const) // factor
+    return "", -1
 
 
 def _emitted(spec: Spec, options: argparse.Namespace, constants: tuple[str, ...]) -> str:
@@ -189,7 +229,8 @@ def _emitted(spec: Spec, options: argparse.Namespace, constants: tuple[str, ...]
 
     unknown = [name for name in constants if name not in spec.input_names]
     if unknown:
-        raise polyq.ArgumentError(f"--bind {unknown[0]}: the program has no such input ({', '.join(spec.input_names)})")
+        hint, known = meant(unknown[0], spec.input_names), ", ".join(spec.input_names)
+        raise polyq.ArgumentError(f"--bind {unknown[0]}: the program has no such input ({known}){hint}")
     ladder, given = ladder_of(spec, bool(options.bind)), dict(options.set)
     least = 1 if options.file is None else DEFAULT_SIZE
     sizes = None if ladder is None else ladder.sizes(ladder.rung(given.get(ladder.param, least)))
@@ -244,7 +285,9 @@ def _checked(kernel: Kernel, parameters: dict[str, int], arrays: dict[str, Any])
         if kernel.numerics == "strict":
             bounds: Sequence[Array] = [np.zeros(y.shape) for y in expected]
         else:
-            bounds = error_bound(small, given, expected, evaluation=None if part else form)
+            # the same kind of bound as for the whole: of the part of what the schedule computes, in its order
+            of_part = Evaluation(part_of(form.spec, part, parameters), form.sums) if part else form
+            bounds = error_bound(small, given, expected, evaluation=of_part)
         oracle.append((expected, bounds))
     held = {name: given[name] for name in kernel.constants}
     call = kernel.bind(**held) if held else kernel

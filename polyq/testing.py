@@ -49,13 +49,18 @@ def assert_close(kernel: Comparable, /, *, reference: Any = None, **arguments: A
     ``arguments`` are the kernel's inputs and parameters by name. An element whose bound is inf, because an intermediate
     result may overflow or is not finite, is not compared; a :class:`UserWarning` says so if none of an output is.
 
+    What ``bind`` returns is checked as it is, with what it holds; an input that it keeps packed alone is to be given
+    again, for the oracle.
+
     The error names the element that is farthest outside its bound, with its value, the oracle's, the bound, and the
     kernel's schedule.
     """
+    layer = kernel if hasattr(kernel, "bound_names") else None
+    if layer is not None:
+        kernel, arguments = _layer(layer, arguments)
     if not hasattr(kernel, "spec"):
         raise ArgumentError(
-            f"assert_close: expected a kernel, got {type(kernel).__name__}; for what bind returns, "
-            "check the kernel that runs with all inputs: assert_close(layer.kernel, w=w, x=x)"
+            f"assert_close: expected a kernel, or what its bind returns, got {type(kernel).__qualname__}"
         )
     spec = kernel.spec
     _, params = take_arguments(spec, arguments)
@@ -68,7 +73,7 @@ def assert_close(kernel: Comparable, /, *, reference: Any = None, **arguments: A
     else:
         name, expected = "reference", [np.asarray(r) for r in _sequence(spec, reference)]
     bounds = _bounds(kernel, arguments, None if name == "reference" else expected, form)
-    results = _sequence(spec, _called(kernel, arguments))
+    results = _sequence(spec, _called(kernel, layer, arguments))
     for tensor, result, right, bound in zip(spec.outputs, results, expected, bounds, strict=True):
         shape = shape_of(tensor, params)
         _check_form(spec, tensor, np.asarray(result), right)
@@ -82,8 +87,23 @@ def assert_close(kernel: Comparable, /, *, reference: Any = None, **arguments: A
             raise AssertionError(said if schedule is None else f"{said}\n{schedule}")
 
 
-def _called(kernel: Comparable, arguments: dict[str, Any]) -> Any:
+def _layer(layer: Any, arguments: dict[str, Any]) -> tuple[Comparable, dict[str, Any]]:
+    """Return the kernel of a bound callable, and all of its arguments: what was bound, unless it is given again."""
+    kept: dict[str, Any] = layer.kept
+    packed = [name for name in layer.bound_names if name not in arguments and name not in kept]
+    if packed:
+        again = ", ".join(f"{name}={name}" for name in packed)
+        raise ArgumentError(
+            f"assert_close: {', '.join(packed)}: packed when bound, and the original is not kept; give what was bound "
+            f"as well, for the oracle: assert_close(layer, {again}, ...)"
+        )
+    return layer.kernel, {**{n: a for n, a in kept.items() if n in layer.bound_names}, **arguments}
+
+
+def _called(kernel: Comparable, layer: Any, arguments: dict[str, Any]) -> Any:
     """Return what the kernel computes; inputs that only ``bind`` supplies are bound first."""
+    if layer is not None:
+        return layer(**{name: value for name, value in arguments.items() if name not in layer.bound_names})
     constants: tuple[str, ...] = getattr(kernel, "constants", ())
     if not constants:
         return kernel(**arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import re
 
 import ml_dtypes
 import numpy as np
@@ -98,7 +99,13 @@ def test_a_broadcast_view_a_memory_map_and_dlpack(tmp_path):
         (X.astype(np.int64), "x: expected dtype float32 (f32), got dtype int64; convert it with x.astype(numpy.float32)"),
         (X.view(np.int32), "x: expected dtype float32 (f32), got dtype int32; convert it with x.astype(numpy.float32)"),
         (X.astype(">f8"), "x: expected dtype float32 (f32), got dtype float64; convert it with x.astype(numpy.float32)"),
-        (np.array([[None]]), "x: expected dtype float32 (f32), got dtype object; convert it with x.astype(numpy.float32)"),
+        (np.array([[None]]), "x: expected dtype float32 (f32), got dtype object"),
+        (X.astype(np.float64) + 1e-9, "x: expected dtype float32 (f32), got dtype float64; x.astype(numpy.float32) converts it, with rounding"),
+        (X + 1j, "x: expected dtype float32 (f32), got dtype complex64"),
+        (
+            np.array([[1.0, 1e300], [1e300, 2.0]]),
+            "x: expected dtype float32 (f32), got dtype float64; x.astype(numpy.float32) would change values, such as 1e+300 at [0, 1] to inf: round, clip or scale them first",
+        ),
         (X.tobytes(), "x: expected an array of dtype float32 (f32), got bytes"),
         (np.ma.masked_array(X, X > 3), "x: a masked array is not taken, its mask would be lost; fill it first"),
     ],
@@ -284,3 +291,55 @@ def test_random_arrays_fit_and_repeat():
     assert abs(first["vi32"]).max() <= 1000
     with np.errstate(over="ignore"):
         assert round_to("f16", np.float32([1e6])) == np.inf
+
+
+# ---- advice: a conversion is told only with what it does
+@pytest.mark.parametrize(
+    ("dtype", "given", "advice"),
+    [
+        ("u8", np.array([0.0, 255.0]), "; convert it with x.astype(numpy.uint8)"),
+        ("u8", np.array([1.0, 2.5]), "; x.astype(numpy.uint8) would change values, such as 2.5 at [1] to 2: round, clip or scale them first"),
+        ("u8", np.array([0, 256]), "; x.astype(numpy.uint8) would change values, such as 256 at [1] to 0: round, clip or scale them first"),
+        ("u8", np.array([0, -1], np.int8), "; x.astype(numpy.uint8) would change values, such as -1 at [1] to 255: round, clip or scale them first"),
+        ("u64", np.array([0, -1]), "; x.astype(numpy.uint64) would change values, such as -1 at [1] to 18446744073709551615: round, clip or scale them first"),
+        ("i8", np.array([127, 128], np.uint8), "; x.astype(numpy.int8) would change values, such as 128 at [1] to -128: round, clip or scale them first"),
+        ("i8", np.array([127, 3], np.uint8), "; convert it with x.astype(numpy.int8)"),
+        ("i32", np.array([True, False]), "; convert it with x.astype(numpy.int32)"),
+        ("bool", np.array([0, 1]), "; convert it with x.astype(numpy.bool)"),
+        ("f32", np.array([1, 2**24 + 1]), "; x.astype(numpy.float32) converts it, with rounding"),
+        ("f32", np.array([np.inf, np.nan]), "; convert it with x.astype(numpy.float32)"),
+        ("f32", np.array([1, 2**64 - 1], np.uint64), "; x.astype(numpy.float32) converts it, with rounding"),
+        ("f16", np.array([1, 70000], np.int32), "; x.astype(numpy.float16) would change values, such as 70000 at [1] to inf: round, clip or scale them first"),
+        ("f32", np.array(["1", "2"]), ""),
+    ],
+)
+def test_the_advice_says_what_a_conversion_does(dtype, given, advice):
+    with pytest.raises(ArgumentTypeError) as caught:
+        interpret(parse("y[i] = x[i]", x=(dtype, (2,))), x=given)
+    assert re.search(r"got dtype \w+(.*)$", str(caught.value), re.DOTALL)[1] == advice
+
+
+def test_nan_has_no_integer():
+    with pytest.raises(ArgumentTypeError, match=r"would change values, such as nan at \[1\] to -?\d+: round"):
+        interpret(parse("y[i] = x[i]", x=("i32", (2,))), x=np.array([1.0, np.nan]))
+    with pytest.raises(ArgumentTypeError, match=r"would change values, such as 9223372036854775807 at \[0\]|such as 9\.22"):
+        interpret(parse("y[i] = x[i]", x=("i64", (2,))), x=np.array([2.0**63, 1.0]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"weigths": X}, "missing input x: expected x: f32[m, 4]; got weigths; did you mean x by weigths?"),
+        ({"x": X, "M": 3}, "M: no input or parameter has that name; expected x, m; did you mean m?"),
+    ],
+)
+def test_a_misspelt_name(arguments, message):
+    with pytest.raises(ArgumentError) as caught:
+        interpret(SPEC, **arguments)
+    assert str(caught.value) == message
+
+
+def test_several_misspelt_names():
+    spec = parse("y[i] = weights[i] * scales[i] + zeros[i]", weights=("f32", 3), scales=("f32", 3), zeros=("f32", 3))
+    with pytest.raises(ArgumentError, match=r"got weigths, scale, zeros; did you mean weights by weigths\?; did you mean scales by scale\?$"):
+        interpret(spec, weigths=X, scale=X, zeros=X)

@@ -105,3 +105,49 @@ def test_a_failing_compiler_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(polyq.BuildError, match="the C compiler failed with status 1"):
         kernel.save(tmp_path / "thrice")
     assert list(tmp_path.iterdir()) == []
+
+
+# ---- ranges
+@pytest.mark.parametrize("sources", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 2, 50])
+def test_each_range_has_its_code(tmp_path, rng, rows, sources):
+    spec = polyq.parse("y[m, n] += x[m, k] * (f32(w[n, k]) - 3.0)", x=("f32", ("m", 64)), w=("u4", (96, 64)))
+    kernel = polyq.build(spec)
+    assert kernel.at(m=50) is not kernel
+    _, header, _ = kernel.save(tmp_path / "gemm")
+    assert " * Sizes have code of their own: m >= 0: code made for 1; m >= 2: code made for 16. Each is right" in header.read_text()
+    codes = rng.integers(0, 16, (96, 64), np.uint8)
+    x, packed = whole(rng, rows, 64), codes[:, ::2] | codes[:, 1::2] << 4
+    arrays = {"x": x, "w": packed, "y": np.full((rows, 96), np.nan, np.float32)}
+    # which code runs cannot be told from results: look at the dispatcher
+    source = (tmp_path / "gemm.c").read_text()
+    assert source.count("kernel_kernel_range2(&polyq_plain_runtime") == source.count("kernel_kernel(&polyq_plain_runtime") == 1
+    assert source.index("if (m >= 2) {") < source.index("kernel_kernel_range2(&poly") < source.index("kernel_kernel(&poly")
+    (y,) = call_from_c(tmp_path, "gemm", arrays, ["y"], [rows], 2, sources=sources, flags=kernel.executable.module.flags)
+    np.testing.assert_array_equal(y, x @ (codes.astype(np.float32) - 3).T)
+
+
+def test_a_range_alone_says_what_it_is_made_for(tmp_path, rng):
+    spec = polyq.parse("y[m, n] += x[m, k] * w[n, k]", x=("f32", ("m", 64)), w=("f32", (96, 64)))
+    kernel = polyq.build(spec).at(m=50)
+    header = kernel.save(tmp_path / "many")[1].read_text()
+    assert " * The code is made for m = 16, and right for all sizes.\n" in header
+    x, w = whole(rng, 1, 64), whole(rng, 96, 64)
+    (y,) = call_from_c(tmp_path, "many", {"x": x, "w": w, "y": np.zeros((1, 96), np.float32)}, ["y"], [1], 1)
+    np.testing.assert_array_equal(y, x @ w.T)
+
+
+@pytest.mark.parametrize("what", ["library", "source"])
+def test_the_commands_of_the_header_build_a_program(tmp_path, what):
+    kernel = polyq.build(polyq.parse("y[i] = exp(x[i]) * 2.0", x=("f32", ("n",))))
+    header = kernel.save(tmp_path / "grow")[1].read_text()
+    command = next(line for line in header.splitlines() if line.startswith(f" * To use the {what}:")).partition(": ")[2].strip()
+    assert set(kernel.executable.module.flags) <= set(command.split()) or what == "library"
+    (tmp_path / "main.c").write_text(
+        '#include "grow.h"\n#include <stdio.h>\n'
+        'int main(void) { float x[3] = {0, 0, 0}, y[3]; int s = grow(x, y, 3, 1); printf("%g %g", y[0], y[2]); return s; }\n'
+    )
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True, timeout=100)
+    (tmp_path / "elsewhere").mkdir()
+    run = subprocess.run([tmp_path / "a.out"], cwd=tmp_path / "elsewhere", capture_output=True, text=True, timeout=60)
+    assert (run.stdout, run.returncode) == ("2 2", 0)

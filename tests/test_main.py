@@ -50,13 +50,33 @@ MATVEC = "a: f32[m, 40]\nx: f32[40]\ny[i] += a[i, k] * x[k]\n"
         ("y[i] = 1 where i < 3", ["--set", "m=3"], "--set m: the program has no such parameter; its parameters: none"),
         (MATVEC, ["--numerics", "i8"], "numerics='i8' is not known; choose one of 'strict', 'reassoc'"),
         (MATVEC, ["--target", "avx3"], "target='avx3' is not known; choose one of 'native', 'avx512', 'avx2', 'neon', 'sse', 'c'"),
-        ("x: f32[8]\ny[i] = x[2*i", [], "line 2, `y[i] = x[2*i`: a bracket is never closed"),
+        (MATVEC, ["--set", "M=3"], "--set M: the program has no such parameter; its parameters: m; did you mean m?"),
+        (MATVEC, ["--bind", "A"], "constants: A: no input has that name; the inputs are a, x; did you mean a?"),
+        (MATVEC, ["--bind", "A", "--emit", "c"], "--bind A: the program has no such input (a, x); did you mean a?"),
+        (MATVEC, ["--input", "A=a.npy"], "--input A: the program has no such input; its inputs: a: f32[m, 40], x: f32[40]; did you mean a?"),
+        (MATVEC, ["--emit", "c", "--save", "o.npz"], "--save o.npz: --emit prints and stops, and so there is nothing to write; leave one of them out"),
     ],
 )
 def test_a_refusal_is_one_line(program, capsys, text, options, message):
     assert command.main([program(text), *options]) == 2
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"python -m polyq: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "message"),
+    [
+        ("x: f32[8]\ny[i] = x[2*i", ":2:1", "`y[i] = x[2*i`: a bracket is never closed"),
+        ("x: f32[8]\n\n  y[i] = 2*x[ i*i ]", ":3:15", "`y[i] = 2*x[ i*i ]`: op y: operand x, subscript 0 (`i * i`): `i * i` is not affine: one factor of a product must be a constant"),
+        ("x: f32[8]\ny[i] = foo(x[i])", ":2:8", "`y[i] = foo(x[i])`: op y: `foo(x[i])`: unknown function foo; "),
+        ("x: float32[8]\ny[i] = x[i]", ":1:1", "`x: float32[8]`: tensor x: unknown dtype 'float32'; "),
+        ("x: f32[8]\nx: f32[8]\ny[i] = x[i]", "", "tensor x: declared twice; declare it once, as a keyword or as a line"),
+    ],
+)  # fmt: skip
+def test_an_error_in_a_file_has_its_place(program, capsys, text, place, message):
+    path = program(text)
+    assert command.main([path]) == 2
+    assert capsys.readouterr().err.startswith(f"python -m polyq: {path}{place}: {message}")
 
 
 def test_a_missing_file_is_one_line(tmp_path, capsys):
@@ -230,3 +250,78 @@ def test_bound_inputs_are_packed_and_checked(program, capsys, bandwidth):
 def test_an_unknown_bound_input_is_refused(program, capsys, options):
     assert command.main([program(MATVEC), "--bind", "q", *options]) == 2
     assert "q" in capsys.readouterr().err
+
+
+# ---- inputs from files
+@pytest.mark.parametrize(
+    ("entry", "size", "n"),
+    [("n", 7, 7), ("n + 2", 9, 7), ("2*n - 1", 13, 7)],
+)
+def test_a_given_array_determines_the_parameters(program, capsys, bandwidth, tmp_path, entry, size, n):
+    np.save(tmp_path / "x.npy", np.arange(size, dtype=np.float32))
+    text = f"x: f32[{entry}]\ny[i] = x[0] * 2.0 where i < n\n"
+    assert command.main([program(text), "--input", f"x={tmp_path / 'x.npy'}", "--save", str(tmp_path / "o.npz")]) == 0
+    assert f"run on x as given, random data for the others, n = {n}\n" in capsys.readouterr().out
+    assert np.load(tmp_path / "o.npz")["y"].shape == (n,)
+
+
+def test_an_array_that_no_parameter_fits_is_refused(program, capsys, tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros(4, np.float32))
+    assert command.main([program("x: f32[2*n + 1]\ny[i] = x[i]\n"), "--input", f"x={tmp_path / 'x.npy'}"]) == 2
+    assert "x: expected shape (129,) (f32[2*n + 1]), got (4,); n = 64 from the value given by name" in capsys.readouterr().err
+
+
+def test_what_is_solved_for_a_parameter():
+    n, m = command.Affine.param("n"), command.Affine.param("m")
+    assert command._solved(10 - n, 3) == ("n", 7)
+    assert command._solved(3 * n + 1, 7) == ("n", 2)
+    unsolved = ("", -1)
+    assert [command._solved(e, 8) for e in (3 * n + 1, n + m, n // 2, command.Affine(8))] == [unsolved] * 4
+
+
+def test_packed_rows_determine_nothing_but_their_other_axes(tmp_path):
+    spec = command.polyq.parse("y[i, j] = u8(q[i, j])", q=("u4", ("m", "n")))
+    assert command._sizes(spec, {"q": np.zeros((3, 2), np.uint8)}) == {"m": 3}
+
+
+def test_a_program_is_named_after_its_file(tmp_path, capsys, bandwidth):
+    path = tmp_path / "my-layer 2.txt"
+    path.write_text(MATVEC)
+    assert command.main([str(path), "--set", "m=3"]) == 0
+    out = capsys.readouterr().out
+    assert "kernel my_layer_2(a: f32[m, 40], x: f32[40]) -> y: f32[m]\n" in out
+    assert "  schedule of my_layer_2: " in out
+
+
+# ---- samples
+def test_samples_have_the_same_kind_of_bound_as_the_whole(program, capsys, bandwidth, monkeypatch):
+    text = "w: u8[64, 4, 32]\nz: f32[64, 4]\ns: f32[64, 4]\nx: f32[m, 4, 32]\n" + command.FLAGSHIP[command.FLAGSHIP.index("d[n, g, j] =") :]
+    path = program(text)
+    bounds = []
+    for most in (command.MOST_INSTANCES, 10):
+        monkeypatch.setattr(command, "MOST_INSTANCES", most)
+        monkeypatch.setattr(command, "random_arrays", _fixed_arrays)
+        assert command.main([path, "--set", "m=20", "--threads", "1"]) == 0
+        out = capsys.readouterr().out
+        bounds.append(float(re.search(r"bound (\S+) there: within", out)[1]))
+        assert ("cells)" in out) == (most == 10)
+    assert bounds[1] <= 4 * bounds[0]  # elements differ; the bound of any order is some hundred times as wide
+
+
+def _fixed_arrays(spec, parameters):
+    random = np.random.default_rng(0)
+    found = {}
+    for t in spec.inputs:
+        shape = tuple(parameters.get(n, n) for n in t.shape)
+        found[t.name] = random.integers(0, 256, shape, np.uint8) if t.dtype == "u8" else random.random(shape, np.float32)
+    return found
+
+
+# ---- Ctrl-C
+def test_an_interrupt_is_one_line(program, capsys, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.polyq, "build", interrupted)
+    assert command.main([program(MATVEC)]) == 130
+    assert capsys.readouterr() == ("", "python -m polyq: interrupted\n")

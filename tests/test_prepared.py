@@ -424,9 +424,13 @@ def test_the_card_says_which_range_a_kernel_serves():
     assert "made for m = 16;" in repr(kernel.at(m=9))
 
 
-def test_a_bound_callable_is_checked_by_its_kernel():
+def test_a_bound_callable_is_checked_with_what_it_holds():
     _, stored, z, s, x = data("u8", 256, 8, 128, 2)
     layer = polyq.build(spec_of("u8", 256, 8, 128)).bind(w=stored, z=z, s=s)
     polyq.testing.assert_close(layer.kernel, w=stored, z=z, s=s, x=x)
-    with pytest.raises(polyq.ArgumentError, match=r"check the kernel that runs with all inputs: assert_close\(layer\.kernel"):
+    polyq.testing.assert_close(layer, w=stored, z=z, s=s, x=x)
+    with pytest.raises(AssertionError, match=r"kernel: y\[.*elements are off"):
+        polyq.testing.assert_close(layer, w=stored, z=z, s=2 * s, x=x)  # not what was bound
+    message = r"^assert_close: w, z, s: packed when bound, .* give what was bound as well, for the oracle: assert_close\(layer, w=w, z=z, s=s, \.\.\.\)$"
+    with pytest.raises(polyq.ArgumentError, match=message):
         polyq.testing.assert_close(layer, x=x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from polyq.affine.errors import PolyqError, SpecError
@@ -271,3 +272,21 @@ def test_deep_nesting_is_refused_and_not_fatal():
         got = message(f"y[i] = {body}", **X)
         assert len(got) < 500
         assert "nested too deeply" in got or "too many nested parentheses" in got
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("float32", "f32"), ("F32", "f32"), ("uint8", "u8"), ("bfloat16", "bf16"), ("int4", "i4"), ("double", "f64"),
+     (np.float32, "f32"), (np.dtype("i8"), "i64"), (np.dtype(">f4"), "f32"), (float, "f64"), (np.bool_, "bool")],
+)  # fmt: skip
+def test_what_others_call_a_dtype(given, name):
+    said = message("y[i] = x[i]", x=(given, 8))
+    assert said.startswith(f"tensor x: unknown dtype {given!r}; known are u2, ")
+    assert said.endswith(f", bool; did you mean {name!r}?")
+
+
+def test_a_tensor_that_nothing_uses_is_noted():
+    spec = parse("y[i] = x[i]", x=("f32", 8), q=("u8", 3))
+    assert spec.notes == ("tensor q: declared, but no statement reads or writes it; a call takes it all the same",)
+    assert spec.input_names == ("x", "q")
+    assert parse("y[i] = x[i]", x=("f32", 8)).notes == ()

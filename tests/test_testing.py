@@ -10,6 +10,7 @@ import pytest
 from programs import PROGRAMS
 
 from polyq import build
+from polyq.affine.errors import ArgumentError
 from polyq.affine.interpret import interpret
 from polyq.affine.notation import parse
 from polyq.affine.spec import Spec
@@ -168,3 +169,19 @@ def test_an_argument_that_does_not_fit_is_refused_before_the_kernel_runs():
 
     with pytest.raises(ValueError, match=r"x: expected 2 axes"):
         assert_close(Fake(SUM, change=never), x=X[0], w=W)
+
+
+def test_a_bound_callable_is_checked_with_what_it_holds():
+    kernel = build(SUM)
+    layer = kernel.bind(w=W)
+    assert_close(layer, x=X)
+    assert_close(layer, x=X, w=W)
+    with pytest.raises(AssertionError, match=r"y\[2\]: kernel .*, oracle "):
+        assert_close(layer, x=X, w=2 * W)  # it does not hold these
+    with pytest.raises(AssertionError, match=r"y\[1\]: kernel .*, reference "):
+        assert_close(layer, reference=_off(np.float32(0.5))(X @ W), x=X)
+
+
+def test_what_is_no_kernel():
+    with pytest.raises(ArgumentError, match=r"^assert_close: expected a kernel, or what its bind returns, got function$"):
+        assert_close(lambda x: x, x=X)

@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyq.affine.conversion import advice
 from polyq.affine.dtypes import info, numpy_dtype, value_range
 from polyq.affine.errors import ArgumentError, ArgumentTypeError
 from polyq.affine.expr import Affine, Param
+from polyq.affine.names import meant, misspelt
 from polyq.affine.spec import Spec, Tensor
 
 __all__ = [
@@ -120,7 +122,8 @@ def _bind_given(
     for name, value in given.items():
         if name not in needed:
             known = ", ".join(needed) or "none"
-            raise ArgumentError(f"{name}: this spec has no parameter of that name; its parameters: {known}")
+            hint = meant(name, needed)
+            raise ArgumentError(f"{name}: this spec has no parameter of that name; its parameters: {known}{hint}")
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
             raise ArgumentTypeError(f"parameter {name!r}: expected an integer, got {value!r}")
         if value < 0:
@@ -133,9 +136,7 @@ def _bind_given(
         source.setdefault(name, "the value given by name")
 
 
-def _check_shape(
-    tensor: Tensor, shape: Sequence[int], values: Mapping[str, int], source: Mapping[str, str]
-) -> None:
+def _check_shape(tensor: Tensor, shape: Sequence[int], values: Mapping[str, int], source: Mapping[str, str]) -> None:
     expected = storage_shape(tensor, values)
     if tuple(shape) == expected:
         return
@@ -174,7 +175,7 @@ def to_storage(tensor: Tensor, value: object) -> tuple[Array, tuple[int, ...] | 
     if array.dtype.kind in "uif" and array.dtype.newbyteorder("=") == expected:
         return array.astype(expected), None  # foreign byte order: the values are right, only their bytes turn
     wanted = _expected_dtype(tensor.dtype)
-    raise ArgumentTypeError(f"{tensor.name}: expected {wanted}, got dtype {name}{_advice(tensor)}")
+    raise ArgumentTypeError(f"{tensor.name}: expected {wanted}, got dtype {name}{advice(tensor, array)}")
 
 
 def _as_signed(array: Array, expected: np.dtype[Any]) -> Array:
@@ -191,12 +192,6 @@ def _expected_dtype(dtype: str) -> str:
     if dtype == "bf16":
         return "bf16 as ml_dtypes.bfloat16 (or its bits as uint16)"
     return f"dtype {numpy_dtype(dtype).name} ({dtype})"
-
-
-def _advice(tensor: Tensor) -> str:
-    if info(tensor.dtype).packed or tensor.dtype == "bf16":
-        return ""
-    return f"; convert it with {tensor.name}.astype(numpy.{numpy_dtype(tensor.dtype).name})"
 
 
 def _as_array(tensor: Tensor, value: Any) -> Array:
@@ -239,13 +234,16 @@ def take_arguments(spec: Spec, arguments: Mapping[str, object]) -> tuple[dict[st
     if missing:
         raise ArgumentError(
             f"missing input {', '.join(missing)}: expected {', '.join(map(str, spec.inputs))}; "
-            f"got {', '.join(arguments) or 'none'}"
+            f"got {', '.join(arguments) or 'none'}{misspelt(arguments, missing, (*spec.input_names, *spec.params))}"
         )
     given: dict[str, Any] = {k: v for k, v in arguments.items() if k not in spec.input_names}
     for name in given:
         if name not in spec.params:
-            known = ", ".join((*spec.input_names, *spec.params)) or "none"
-            raise ArgumentError(f"{name}: no input or parameter has that name; expected {known}")
+            known = (*spec.input_names, *spec.params)
+            hint = meant(name, [n for n in known if n not in arguments])
+            raise ArgumentError(
+                f"{name}: no input or parameter has that name; expected {', '.join(known) or 'none'}{hint}"
+            )
     arrays: dict[str, Array] = {}
     logical: dict[str, tuple[int, ...]] = {}
     for tensor in spec.inputs:

@@ -45,7 +45,14 @@ def elaborate(declared: Sequence[Tensor], statements: Sequence[Statement], outpu
         for s, box, body in zip(statements, boxes, bodies, strict=True)
     ]
     places = {s.name: s.place for s in statements}
-    return assemble("kernel", tensors, ops, [t.name for t in declared], outputs, places)
+    made = assemble("kernel", tensors, ops, [t.name for t in declared], outputs, places)
+    used = {op.target for op in ops} | {r.tensor for op in ops for r in op.reads}
+    idle = tuple(
+        f"tensor {t.name}: declared, but no statement reads or writes it; a call takes it all the same"
+        for t in declared
+        if t.name not in used
+    )
+    return replace(made, notes=(*made.notes, *idle))
 
 
 # ---- names

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 
 class PolyqError(Exception):
-    """Base of every error that polyq raises on purpose."""
+    """Base of every error that polyq raises on purpose.
+
+    A notebook shows a raised error as text, like any other; an error that is kept and displayed (``except PolyqError as
+    e: refusal = e``) is shown as HTML, a witness with its instances and the place in the loops.
+    """
+
+    def _repr_html_(self) -> str:
+        from polyq.affine.html import Html, page, said  # what most processes never need
+
+        first, _, rest = str(self).partition("\n")
+        shown = getattr(getattr(self, "witness", None), "html", None)
+        more = shown() if callable(shown) else said(rest)
+        return page(type(self).__name__, "", said(first), more if isinstance(more, Html) else said(str(more)))
 
 
 class SpecError(PolyqError):

@@ -38,6 +38,7 @@ from polyq.affine.spec import REDUCTIONS, Op, Spec
 
 __all__ = ["Declared", "interpret"]
 
+
 def interpret(spec: Spec, /, precise: bool = False, **arguments: Any) -> Any:
     """Evaluate ``spec`` on keyword arguments (inputs, and parameters that no shape determines).
 

@@ -16,6 +16,7 @@ from polyq.affine import dtypes
 from polyq.affine.elaborate import elaborate
 from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine, AffineMap, Dim, Param
+from polyq.affine.names import meant_dtype
 from polyq.affine.reader import affine, check_name, expressions, parse_expression, subscripts
 from polyq.affine.spec import Spec, Tensor
 from polyq.affine.statements import Statement, located, logical_lines, read_statement
@@ -59,7 +60,8 @@ def declare(name: object, dtype: object, shape: Any) -> Tensor:
     """Return a checked tensor; a shape entry is an int or the text of an expression of parameters."""
     checked = check_name(name, "tensor")
     if not isinstance(dtype, str) or dtype not in dtypes.DTYPES:
-        raise SpecError(f"tensor {checked}: unknown dtype {dtype!r}; known are {', '.join(dtypes.DTYPES)}")
+        known = ", ".join(dtypes.DTYPES)
+        raise SpecError(f"tensor {checked}: unknown dtype {dtype!r}; known are {known}{meant_dtype(dtype)}")
     entries = (shape,) if isinstance(shape, int | str) else shape
     try:
         return Tensor(checked, dtype, tuple(_entry(checked, e) for e in entries))

@@ -228,6 +228,11 @@ class Spec:
         lines = [str(t) for t in self.all_tensors if t.name in self.input_names]
         return "\n".join([*lines, *map(str, self.ops)])
 
+    def _repr_html_(self) -> str:
+        from polyq.affine.pages import spec_page  # only notebooks ask for it
+
+        return spec_page(self)
+
 
 def _index_values(body: Scalar) -> list[Affine]:
     from polyq.affine.scalar import Index, walk

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from polyq.affine.errors import ArgumentError, ScheduleError
+from polyq.affine.names import meant
 from polyq.affine.naming import Renaming
 from polyq.affine.spec import Spec
 from polyq.build import binding
@@ -231,5 +232,6 @@ def _constants(spec: Spec, constants: object) -> tuple[str, ...]:
     unknown = [n for n in names if n not in spec.input_names]
     if unknown:
         inputs, what = ", ".join(spec.input_names) or "none", ", ".join(map(str, unknown))
-        raise ArgumentError(f"constants: {what}: no input has that name; the inputs are {inputs}")
+        hint = meant(what, spec.input_names)
+        raise ArgumentError(f"constants: {what}: no input has that name; the inputs are {inputs}{hint}")
     return cast("tuple[str, ...]", names)

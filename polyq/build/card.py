@@ -3,42 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from polyq.affine import html
 from polyq.affine.arrays import packed_extent
 from polyq.affine.dtypes import info
 from polyq.affine.spec import Spec, Tensor
 from polyq.build.plan import Plan
+from polyq.schedule.explanation import Explanation
 
-__all__ = ["kernel_card", "memory_text"]
+__all__ = ["Card", "memory_text"]
 
 
-def kernel_card(
-    spec: Spec,
-    plan: Plan,
-    *,
-    numerics: str,
-    target: str,
-    runs: bool,
-    threads: int,
-    constants: Sequence[str],
-    sizes: Mapping[str, int],
-    seconds: float,
-    phases: Sequence[tuple[str, float]],
-) -> str:
-    """Return the card: a headline and one fact a line. ``seconds`` is how long the build took, ``phases`` its parts."""
-    features = f" ({' '.join(plan.module.features)})" if plan.module.features else ""
-    facts = {
-        "numerics": numerics,
-        "target": f"{target}{features}{'' if runs else ', not on this CPU: source only'}",
-        "threads": f"up to {threads} thread{'s' * (threads != 1)}",
-        "constants": ", ".join(constants),
-        "range": "".join(f"made for {p} = {n}; kernel.at({p}=...) is that of another range" for p, n in sizes.items()),
-        "memory": memory_text(spec),
-        "certificate": plan.proof,
-        "build": _build_text(seconds, phases),
-    }
-    head = f"kernel {spec.name}({', '.join(map(str, spec.inputs))}) -> {', '.join(map(str, spec.outputs))}"
-    return "\n".join([head, *(f"  {name:<12} {text}" for name, text in facts.items() if text)])
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What is said of a kernel: a headline, and facts by name. ``str`` is its text, ``page`` its HTML.
+
+    ``seconds`` is how long the build took, ``phases`` its parts.
+    """
+
+    spec: Spec
+    plan: Plan
+    numerics: str
+    target: str
+    runs: bool
+    threads: int
+    constants: Sequence[str]
+    sizes: Mapping[str, int]
+    seconds: float
+    phases: Sequence[tuple[str, float]]
+    bound: str = ""
+
+    def facts(self) -> dict[str, str]:
+        """Return the facts in order; an empty text says nothing."""
+        features = f" ({' '.join(self.plan.module.features)})" if self.plan.module.features else ""
+        sizes = self.sizes.items()
+        return {
+            "numerics": self.numerics,
+            "target": f"{self.target}{features}{'' if self.runs else ', not on this CPU: source only'}",
+            "threads": f"up to {self.threads} thread{'s' * (self.threads != 1)}",
+            "constants": ", ".join(self.constants),
+            "range": "".join(f"made for {p} = {n}; kernel.at({p}=...) is that of another range" for p, n in sizes),
+            "memory": memory_text(self.spec),
+            "certificate": self.plan.proof,
+            "build": _build_text(self.seconds, self.phases),
+            "bound": self.bound,
+        }
+
+    def __str__(self) -> str:
+        spec = self.spec
+        head = f"kernel {spec.name}({', '.join(map(str, spec.inputs))}) -> {', '.join(map(str, spec.outputs))}"
+        return "\n".join([head, *(f"  {name:<12} {text}" for name, text in self.facts().items() if text)])
+
+    def page(self, explanation: Explanation) -> str:
+        """Return the card as HTML, with the program and the decisions folded."""
+        from polyq.affine import pages
+
+        spec, facts = self.spec, self.facts()
+        about = html.pill(f"numerics {facts.pop('numerics')}"), html.pill(f"target {self.target}")
+        roles = dict.fromkeys(self.constants, "constant")
+        decisions = html.folded("decisions", explanation.html())
+        program = html.folded("program", pages.program(spec), *pages.notes(spec))
+        return html.page(
+            "kernel", spec.name, pages.tensors(replace(spec, all_tensors=(*spec.inputs, *spec.outputs)), roles),
+            html.facts(facts), decisions, program, pills=about,
+        )  # fmt: skip
 
 
 def memory_text(spec: Spec) -> str:

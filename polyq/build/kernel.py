@@ -14,6 +14,7 @@ import numpy as np
 
 from polyq.affine.arrays import Array, collect, storage_shape, take_arguments
 from polyq.affine.errors import ArgumentError, BuildError
+from polyq.affine.names import meant
 from polyq.affine.spec import Spec, Tensor
 from polyq.build import binding
 from polyq.build.arguments import Params, Signature, aligned_copy, bound_params, dense_storage, on_own_line
@@ -24,11 +25,13 @@ from polyq.build.prepared import Packing, prepare, repeated_spec, sources
 
 if TYPE_CHECKING:  # a kernel from the cache does without
     from polyq.affine.naming import Renaming
+    from polyq.build.card import Card
     from polyq.build.payoff import Payoff
     from polyq.build.timing import Timing
     from polyq.emit.module import Module
     from polyq.schedule import Schedule
     from polyq.schedule.certificate import Certificate
+    from polyq.schedule.explanation import Explanation
     from polyq.schedule.ladder import Ladder
 
 __all__ = ["Bound", "Kernel", "Loaded", "Ranges"]
@@ -113,6 +116,21 @@ class Kernel:
             return self
         return self._ranges.kernel(params[self._ranges.ladder.param]) or self
 
+    @property
+    def all_ranges(self) -> tuple[tuple[int, Kernel], ...]:
+        """Of each range of sizes its least value and its kernel, ascending; this kernel alone where there is one."""
+        found: list[tuple[int, Kernel]] = [(0, self)]
+        if self._ranges is not None:
+            for (least, _), upper in zip(self._ranges.ladder.rungs[1:], self._ranges.upper, strict=True):
+                if upper is not None:
+                    found.append((least, upper))
+        return tuple(found)
+
+    @property
+    def range_parameter(self) -> str | None:
+        """The parameter whose ranges have kernels of their own, ``None`` where there is none."""
+        return None if self._ranges is None else self._ranges.ladder.param
+
     def _executable_for(self, params: Params) -> Executable:
         assert self._ranges is not None
         upper = self._ranges.kernel(params[self.executable.signature.params.index(self._ranges.ladder.param)])
@@ -178,11 +196,13 @@ class Kernel:
         prologue = self._plan.prologue
         return "" if prologue is None else digest(prologue.source, self.executable.spec.input_names)
 
-    def explain(self) -> str:
-        """Return each decision of the schedule, with its counts."""
+    def explain(self) -> Explanation:
+        """Return each decision of the schedule, with its counts: a string, which a notebook shows as a table."""
+        from polyq.schedule.explanation import Explanation
+
         made = self.__dict__.get("schedule")  # a schedule by hand may differ from the cached one in its notes
         text = self._plan.explanation if made is None else made.explain()
-        return "\n".join([text, *(self._ranges.notes if self._ranges is not None else ())])
+        return Explanation("\n".join([text, *(self._ranges.notes if self._ranges is not None else ())]))
 
     def error_bound(self, /, *args: object, **named: object) -> Any:
         """Return the forward error bound against the oracle, elementwise and shaped like the outputs.
@@ -231,6 +251,7 @@ class Kernel:
         if unknown:
             raise ArgumentError(
                 f"bind: {', '.join(unknown)}: no input has that name; the inputs are {', '.join(self.spec.input_names)}"
+                + meant(unknown[0], self.spec.input_names)
             )
         missing = [name for name in self.constants if name not in arrays]
         if missing:
@@ -292,14 +313,21 @@ class Kernel:
         return save(self, path)
 
     # ---- what it looks like, and how it travels
-    def __repr__(self) -> str:
-        from polyq.build.card import kernel_card
+    def card(self, bound: str = "") -> Card:
+        """Return what is said of the kernel, and of what was bound."""
+        from polyq.build.card import Card
 
-        return kernel_card(
+        return Card(
             self.spec, self._plan, numerics=self.numerics, target=self.target, threads=self.threads,
             runs=self.executable.entry is not None, constants=self.constants, sizes=self.sizes,
-            seconds=self._build[0], phases=self._build[1],
+            seconds=self._build[0], phases=self._build[1], bound=bound,
         )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return str(self.card())
+
+    def _repr_html_(self) -> str:
+        return self.card().page(self.explain())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._program, self._asked)
@@ -399,21 +427,38 @@ class Bound:
         given = {**dict(zip(names, args, strict=False)), **named}
         missing = [t for t in self.inputs if t.name not in given]
         if missing:
+            hints = (meant(name, (t.name for t in missing)) for name in named if name not in names)
             raise ArgumentError(
                 f"missing input {', '.join(t.name for t in missing)}: expected {', '.join(map(str, missing))}; "
-                f"bound are {', '.join(self._bound) or 'none'}"
+                f"bound are {', '.join(self._bound) or 'none'}{''.join(hints)}"
             )
         return {**self._held, **given}
+
+    @property
+    def kept(self) -> dict[str, Array]:
+        """The bound inputs that are held as they came, by name; those that are packed are not among them."""
+        return {name: self._held[name] for name in self._bound if name in self._held}
+
+    @property
+    def bound_names(self) -> tuple[str, ...]:
+        """The inputs that were bound, in order."""
+        return tuple(self._bound)
 
     @property
     def _bound(self) -> list[str]:
         free = {self._names[at] for at in self._free}
         return [name for name in self.kernel.spec.input_names if name not in free]
 
-    def __repr__(self) -> str:
+    def _said(self) -> str:
         held = ", ".join(f"{name} {array.nbytes} B" for name, array in self._held.items())
         packed = f"{', '.join(self._bound)}, packed as " if list(self._held) != self._bound else ""
-        return f"{self.kernel!r}\n  bound        {packed}{held}"
+        return f"{packed}{held}"
+
+    def __repr__(self) -> str:
+        return str(self.kernel.card(self._said()))
+
+    def _repr_html_(self) -> str:
+        return self.kernel.card(self._said()).page(self.kernel.explain())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _bound_again, (self.kernel, self._held, self.kernel.layout, self.packing)

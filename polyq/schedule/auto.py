@@ -143,7 +143,8 @@ def inline_producers(draft: Draft) -> None:
             )
         else:
             draft.note(
-                f"{tensor}: kept, since each cell is read {factor:g} times and costs {costly} divisions or functions"
+                f"{tensor}: kept, since each cell is read {factor:g} times and costs {costly} divisions or functions",
+                [f"computed where it is read: {reads} times in all, not {cells}{_assumed(draft.spec, writer, tensor)}"],
             )
 
 

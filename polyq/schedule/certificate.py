@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from polyq.affine.expr import Constraint
+from polyq.affine.html import Html, page, pill, table, tag
 from polyq.affine.proofs import prove
 from polyq.affine.scalar import Apply, Cast, Const, Index, Load, Scalar, format_scalar, loads, substitute_dims
 from polyq.affine.sets import SearchLimit, limited
@@ -83,6 +84,17 @@ class Certificate:
             names = ", ".join(c.name for c in self.checks)
             return f"proven in {1000 * self.seconds:.0f} ms: {names} ({self.numerics})"
         return f"REFUSED\n{self.violation}"
+
+    def _repr_html_(self) -> str:
+        verdict = pill("proven", "good") if self.ok else pill("refused", "bad")
+        about = (verdict, pill(f"numerics {self.numerics}"), pill(f"{1000 * self.seconds:.0f} ms"))
+        rows = [(c.name, _verdict(c), f"{1000 * c.seconds:.1f} ms") for c in self.checks]
+        found = () if self.violation is None else (tag("p", self.violation.headline), self.violation.html())
+        return page("certificate", self.spec.name, table(("check", "verdict", "time"), rows), *found, pills=about)
+
+
+def _verdict(check: Check) -> Html:
+    return tag("span", "holds", style="good") if check.ok else tag("span", "does not hold", style="bad")
 
 
 def certify(spec: Spec, nest: LoopNest, numerics: str = "reassoc", original: Spec | None = None) -> Certificate:

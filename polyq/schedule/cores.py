@@ -35,7 +35,7 @@ def schedule_core(draft: Draft, root: Op, group: Group) -> None:
     main = draft.spec.op(main.name)
     panels = [load for load in panels_of(draft, main, tile) if load.tensor not in tile.free]
     at, lane_axis = _tile_root(draft, root, main, tile, follows, bool(panels))
-    draft.note(f"{main.target}: {tile}")
+    draft.note(f"{main.target}: {tile}", tile.instead)
     secondary = [n for m in group.members for n in m.ops if n != main.name] + extra
     if tile.free:
         pack_constants(draft, main.name, [main.name, *secondary], tile.dim, tile.words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
@@ -11,6 +11,7 @@ from typing import Any
 from polyq.affine.expr import Affine, Dim
 from polyq.affine.rewrite import moved_dim
 from polyq.affine.spec import Op, Spec
+from polyq.schedule.explanation import noted
 from polyq.schedule.schedule import Directive
 from polyq.schedule.stages import Plan
 from polyq.schedule.target import Target
@@ -69,9 +70,9 @@ class Draft:
         self.directives.append(directive)
         return [op.name for op in self.spec.ops if op.name not in before]
 
-    def note(self, text: str) -> None:
-        """Keep a reason."""
-        self.notes.append(text)
+    def note(self, text: str, weighed: Sequence[str] = ()) -> None:
+        """Keep a decision with its reason, and the alternatives to it with their counts."""
+        self.notes.append(noted(text, weighed))
 
     def save(self) -> tuple[Plan, int, int]:
         """Return a point to go back to."""

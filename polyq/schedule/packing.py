@@ -23,9 +23,7 @@ STREAMS = 4
 AHEAD = 4096
 
 
-def pack_constants(
-    draft: Draft, main: str, names: Sequence[str], dim: str, words: Words | None
-) -> dict[str, str]:
+def pack_constants(draft: Draft, main: str, names: Sequence[str], dim: str, words: Words | None) -> dict[str, str]:
     """Let ``names`` read constants in the order of tiles of lanes along ``dim``.
 
     Returns the packed tensor of each. What other ops read too stays where it is, and so does what has no axis of lanes.

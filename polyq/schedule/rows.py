@@ -77,7 +77,7 @@ def schedule_dots(draft: Draft, op: Op, free: frozenset[str]) -> bool:
     draft.order(op.name, axes)
     draft.do("mark", op=op.name, axis=lane, kind="unroll")
     share_among_threads(draft, op.name, axes[: len(result)], free)
-    draft.note(f"{op.target}: {tile}, {'one cell' if row is None else f'{ROWS} cells'} at a time")
+    draft.note(f"{op.target}: {tile}, {'one cell' if row is None else f'{ROWS} cells'} at a time", tile.instead)
     return True
 
 
@@ -135,6 +135,7 @@ def schedule_rows(draft: Draft, root: Op, group: Group) -> None:
     share_among_threads(draft, root.name, outer, frozenset(outer))
     for member in group.members:
         at = [d for d in order if d in member.level][-1]
+        draft.note(f"{member.tensor}: computed inside {at} of {root.target}, just the part that is read there")
         for name in member.ops:
             _row_member(draft, name, member, root.name, at)
 
@@ -151,6 +152,8 @@ def _row_member(draft: Draft, name: str, member: Member, host: str, at: str) -> 
         return
     tile = choose_tile(draft, op, frozenset(member.dims(name)))  # one row at a time: nothing to unroll along the level
     made = sum_in_lanes(draft, op, tile) if tile is not None and tile.reduced else []
+    if tile is not None and made:
+        draft.note(f"{op.target}: {tile}", tile.instead)
     for part in [*made, name]:
         draft.do("fuse", producer=part, into=host, at=at)
         arrange(draft, part, tile if made else None)

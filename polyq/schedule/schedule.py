@@ -14,11 +14,13 @@ from typing import Any, cast
 
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint
+from polyq.affine.html import folded, page, pill, verbatim
 from polyq.affine.layout import Layout
 from polyq.affine.spec import Spec
 from polyq.affine.unsigned import bits_as_read
 from polyq.schedule.certificate import Certificate, certify
-from polyq.schedule.display import loop_tree
+from polyq.schedule.display import loop_tree, tree_of, tree_page
+from polyq.schedule.explanation import Explanation
 from polyq.schedule.legality import check_order
 from polyq.schedule.loopnest import LoopNest
 from polyq.schedule.lower import lower
@@ -309,7 +311,16 @@ class Schedule:
         made = f"{count} directive{'s' * (count != 1)}" if count else "in the order of the program"
         return f"<Schedule of {self.spec.name}: {made}, numerics {self.numerics}, target {self.target}>"
 
-    def explain(self) -> str:
-        """Return each decision with its counts, one a line."""
+    def _repr_html_(self) -> str:
+        tree = tree_page(tree_of(self.nest, self.plan.spec))
+        pills = (pill(f"numerics {self.numerics}"), pill(f"target {self.machine.name}"))
+        lines = "\n".join(map(str, self.directives))
+        count = f"{len(self.directives)} directive{'s' * (len(self.directives) != 1)}"
+        made = [folded(count, verbatim(lines))] if lines else []
+        why = [folded("decisions", self.explain().html())] if self.notes else []
+        return page("schedule", self.spec.name, tree, *why, *made, pills=pills)
+
+    def explain(self) -> Explanation:
+        """Return each decision with its counts, one a line: a string, which a notebook shows as a table."""
         made = "made by hand" if self.directives else "nothing was decided: each op runs in the order of the program"
-        return "\n".join(self.notes or (made + ":" * bool(self.directives), *map(str, self.directives)))
+        return Explanation("\n".join(self.notes or (made + ":" * bool(self.directives), *map(str, self.directives))))

@@ -7,7 +7,7 @@ floats need numerics that allow it). Unrolling other dims of the result shares w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from polyq.affine import dtypes
@@ -42,6 +42,7 @@ class Tile:
     cost: float
     words: Words | None = None
     free: frozenset[str] = frozenset()
+    instead: tuple[str, ...] = ()  # the best of every other form that was weighed
 
     def __str__(self) -> str:
         unrolled = ", ".join(f"{d} by {n}" for d, n in self.unroll) or "nothing else"
@@ -88,7 +89,16 @@ def choose_tile(draft: Draft, op: Op, single: frozenset[str] = frozenset(), pack
             found += _tiles(draft, op, dim, reduced, lanes, [d for d in result if d != dim and d not in fixed], free)
     # one packed layout serves every range of a parameter, so all of them put lanes where it was packed for
     packed = [t for t in found if t.free]
-    return min(packed or found, key=lambda t: t.cost, default=None)
+    best = min(packed or found, key=lambda t: t.cost, default=None)
+    return None if best is None else replace(best, instead=_others(best, found))
+
+
+def _others(best: Tile, found: list[Tile]) -> tuple[str, ...]:
+    """Say what the cheapest tile costs with lanes along each other dim, the cheapest first."""
+    forms: dict[str, Tile] = {}
+    for tile in sorted(found, key=lambda t: t.cost):
+        forms.setdefault(tile.dim, tile)
+    return tuple(str(tile) for dim, tile in forms.items() if dim != best.dim)
 
 
 def _tiles(

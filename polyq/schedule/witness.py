@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from polyq.affine.html import Html, code, join, page, table, tag, verbatim
 from polyq.affine.spec import Spec
 from polyq.schedule.loopnest import LoopNest
 from polyq.schedule.readback import Statement
@@ -12,6 +13,7 @@ from polyq.schedule.readback import Statement
 __all__ = ["Instance", "Violation", "instance_of", "mark"]
 
 Values = tuple[tuple[str, int], ...]
+_HERE = "    <-- here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,42 @@ class Violation:
         """The ops of the witness."""
         return tuple(i.op for i in self.instances)
 
+    @property
+    def headline(self) -> str:
+        """What is wrong, in a line."""
+        return f"{self.kind}: {self.message}"
+
+    def html(self) -> Html:
+        """Return the witness alone: the instances with the values of their dims and loops, and the nest."""
+        return join((_instances(self.instances, self.params), _nest(self.nest)))
+
+    def _repr_html_(self) -> str:
+        return page("witness", "", tag("p", self.headline), self.html())
+
     def __str__(self) -> str:
-        lines = [f"{self.kind}: {self.message}"]
+        lines = [self.headline]
         if self.instances or self.params:
             at = f" at {', '.join(f'{p}={v}' for p, v in self.params)}" if self.params else ""
             lines.append(f"  witness{at}" + (f": {' and '.join(map(str, self.instances))}" if self.instances else ""))
         return "\n".join([*lines, *(f"  {line}" for line in self.nest.splitlines())])
+
+
+def _instances(instances: tuple[Instance, ...], params: Values) -> Html:
+    at = tag("p", f"at {_values(params)}", style="soft") if params else Html("")
+    rows = [(code(i.op, "name"), _values(i.dims), _values(i.loops)) for i in instances]
+    return join((at, table(("statement", "instance", "loop variables"), rows))) if rows else at
+
+
+def _values(values: Values) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in values)
+
+
+def _nest(nest: str) -> Html:
+    """Return the printed nest, the marked lines set apart."""
+    if not nest:
+        return Html("")
+    lines = [tag("span", line, style="mark") if line.endswith(_HERE) else line for line in nest.splitlines()]
+    return verbatim(join(lines, "\n"))
 
 
 def instance_of(spec: Spec, s: Statement, loops: Mapping[str, int], params: Mapping[str, int]) -> Instance:
@@ -73,5 +105,5 @@ def mark(nest: LoopNest, loop: str | None = None, statement: int | None = None) 
         is_statement = not text.endswith(":") and not text.startswith("scratch ")
         count += is_statement
         here = (is_statement and count == statement) or (loop is not None and text.startswith(f"for {loop} in "))
-        lines.append(f"{line}    <-- here" if here else line)
+        lines.append(line + _HERE if here else line)
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""A schedule as a loop tree, to be read in a terminal or a notebook.
+"""The loop tree as data: what a reader of a loop nest is shown, before it becomes text or HTML.
 
 A line is a loop: its axis, its kind where it is not serial, its extent, and what one iteration of it touches. Loops
 that are unrolled or vectorized stand on one line where they nest directly, as do those of a statement that touches
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import re
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Union
 
 from polyq.affine.dtypes import info
 from polyq.affine.expr import Affine, Constraint
@@ -21,69 +21,118 @@ from polyq.affine.spec import Spec
 from polyq.schedule.loopnest import Assign, Block, Buffer, Guard, Loop, LoopNest, Node, Scope, walk
 from polyq.schedule.regions import Reader, box_of
 
-__all__ = ["byte_size", "loop_tree"]
+__all__ = [
+    "FULL", "REMAINDER", "Axis", "Line", "LoopLine", "LoopTree", "ScratchLine", "Statement", "Storage", "Touch",
+    "WhereLine", "tree_of",
+]  # fmt: skip
 
-#: columns; longer statements are broken after their loops, longer lists between their entries
-WIDTH = 118
-_COLUMN = 36  # where footprints begin, if they fit beside their loop
 _SIGNS = {None: "=", "+": "+=", "*": "*=", "min": "min=", "max": "max="}
 _WRITTEN_OUT = ("unroll", "vector")
+FULL, REMAINDER = "full tiles", "remainder"
 
 
-def loop_tree(nest: LoopNest, spec: Spec, *, remainders: bool = False) -> str:
-    """Return ``nest``, a loop nest for ``spec`` (as rewritten by its schedule), as a tree of loops.
+# ---- the data
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One loop of a line: ``extent`` is a text, ``8`` or ``from 8 to 10``."""
+
+    name: str
+    kind: str
+    extent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """The box of a tensor that one iteration touches; ``size`` in bytes, ``None`` where it hangs on parameters."""
+
+    tensor: str
+    extents: tuple[str, ...]
+    size: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A buffer: its tensor, dtype, extents, and bytes, ``None`` where they hang on parameters."""
+
+    name: str
+    dtype: str
+    extents: tuple[str, ...]
+    size: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """An assignment; ``where`` is its guard and ``op`` the op it comes from, both empty where there is nothing to say.
+
+    ``op`` is empty if the op is named after the tensor that is written.
+    """
+
+    target: str
+    sign: str
+    value: str
+    where: str = ""
+    op: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopLine:
+    """Loops that share a line, outermost first.
+
+    ``role`` is :data:`FULL` or :data:`REMAINDER` where a split leaves something over. What stands inside is one
+    statement, or ``lines``; neither where the line repeats what an earlier one shows.
+    """
+
+    axes: tuple[Axis, ...]
+    role: str = ""
+    touches: tuple[Touch, ...] = ()
+    statement: Statement | None = None
+    lines: tuple[Line, ...] = ()
+
+    @property
+    def total(self) -> int | None:
+        """The bytes of all boxes, where there are several and all are known."""
+        sizes = [t.size for t in self.touches if t.size is not None]
+        return sum(sizes) if len(self.touches) > 1 and len(sizes) == len(self.touches) else None
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchLine:
+    """Scratch that lives as long as one iteration of the loop around it."""
+
+    storages: tuple[Storage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WhereLine:
+    """A guard around several lines."""
+
+    constraints: str
+    lines: tuple[Line, ...]
+
+
+Line = Union[LoopLine, ScratchLine, WhereLine, Statement]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopTree:
+    """A whole nest: tensors that stand between ops, those that are prepared once, and the lines."""
+
+    between: tuple[Storage, ...]
+    prepared: tuple[Storage, ...]
+    lines: tuple[Line, ...]
+
+
+def tree_of(nest: LoopNest, spec: Spec, *, remainders: bool = False) -> LoopTree:
+    """Return the tree of ``nest``, a loop nest for ``spec`` (as rewritten by its schedule).
 
     What a split leaves over is one line, unless ``remainders`` asks for its loops too.
-
-    >>> from polyq.affine.notation import parse
-    >>> from polyq.schedule.naive import naive_nest
-    >>> spec = parse("y[i] += a[i, j] * x[j]", a=("f32", ("m", 64)), x=("f32", (64,)))
-    >>> print(loop_tree(naive_nest(spec), spec))
-    ├─ i m:  y[i] = 0.0  [y.init]
-    └─ i m                                touches a[1, 64] 256 B, x[64] 256 B, y[1] 4 B, in all 516 B
-       └─ j 64:  y[i] += a[i, j] * x[j]
     """
-    between = [_storage(b) for b in nest.buffers if b.kind == "temp"]
-    kept = [_storage(b) for b in nest.buffers if b.kind == "prepared"]
-    items = _Tree(nest, spec, remainders).items(nest.body, _Around(), WIDTH - 3)
-    whole = [*_entries("whole tensors between ops: ", between, WIDTH), *_entries("prepared once: ", kept, WIDTH)]
-    return "\n".join([*whole, *_drawn(items, "")])
+    between = tuple(_storage(b) for b in nest.buffers if b.kind == "temp")
+    kept = tuple(_storage(b) for b in nest.buffers if b.kind == "prepared")
+    return LoopTree(between, kept, tuple(_Reader(nest, spec, remainders).lines(nest.body, _Around())))
 
 
-def byte_size(count: int) -> str:
-    """Return a number of bytes in the unit that fits.
-
-    >>> byte_size(516), byte_size(16 << 10), byte_size(3 << 19)
-    ('516 B', '16 KiB', '1.5 MiB')
-    """
-    size, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.3g} {unit}" if size < 999.5 else f"{size:.0f} {unit}"
-
-
-# ---- the tree as data, and as lines
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """One line with its continuation, and what stands inside."""
-
-    head: str
-    more: tuple[str, ...] = ()
-    children: tuple[_Item, ...] = ()
-
-
-def _drawn(items: tuple[_Item, ...], prefix: str) -> Iterator[str]:
-    for item in items:
-        last = item is items[-1]
-        yield f"{prefix}{'└─ ' if last else '├─ '}{item.head}"
-        inside = prefix + ("   " if last else "│  ")
-        for line in item.more:
-            yield f"{inside}{'│  ' if item.children else '   '}{line}"
-        yield from _drawn(item.children, inside)
-
-
+# ---- from the nest to the tree
 @dataclass(frozen=True, slots=True)
 class _Around:
     """The open loops: what their variables are called here, and the ranges that are numbers."""
@@ -100,7 +149,7 @@ class _Around:
         return _Around({**self.names, loop.var: name}, ranges)
 
 
-class _Tree:
+class _Reader:
     def __init__(self, nest: LoopNest, spec: Spec, remainders: bool) -> None:
         self.spec, self.remainders = spec, remainders
         self.buffers = {b.name: b for b in nest.all_buffers()}
@@ -117,44 +166,35 @@ class _Tree:
                     yield here.tensor, there.tensor
 
     # ---- nodes
-    def items(self, block: Block, around: _Around, room: int) -> tuple[_Item, ...]:
-        """Return the items of one block; ``room`` is what its lines may take."""
-        out: list[_Item] = []
+    def lines(self, block: Block, around: _Around) -> Iterator[Line]:
+        """Yield the lines of one block."""
         roles = dict(self._roles(block))
         for at, node in enumerate(block):
             match node:
                 case Loop():
-                    out.append(self._loop(node, around, room, roles.get(at, "")))
+                    yield self._loop(node, around, roles.get(at, ""))
                 case Scope(buffers, body):
-                    first, *rest = _entries("scratch ", (_storage(b, self.tensors.get(b.name)) for b in buffers), room)
-                    out.append(_Item(first, tuple(rest)))
-                    out += self.items(body, around, room)
+                    yield ScratchLine(tuple(_storage(b, self.tensors.get(b.name)) for b in buffers))
+                    yield from self.lines(body, around)
                 case Guard(constraints, body) if not _is_statement((node,)):
-                    out.append(_Item(self._where(constraints, around), (), self.items(body, around, room - 3)))
+                    yield WhereLine(_constraints(constraints, around), tuple(self.lines(body, around)))
                 case _:
-                    out.append(_Item(self._statement((node,), around)))
-        return tuple(out)
+                    yield self._statement((node,), around)
 
-    def _loop(self, loop: Loop, around: _Around, room: int, role: str) -> _Item:
+    def _loop(self, loop: Loop, around: _Around, role: str) -> LoopLine:
         group = _line_of(loop)
-        heads: list[str] = []
+        axes: list[Axis] = []
         for one in group:
-            name = self._name(one, around)
-            heads.append(self._head(one, name, around))
-            around = around.opened(one, name)
-        body, head = group[-1].body, ", ".join(heads) + role
-        if role == _REMAINDER and not self.remainders and not _is_statement(body):
-            return _Item(f"{head}:  as above")
+            axes.append(self._axis(one, around))
+            around = around.opened(one, axes[-1].name)
+        body = group[-1].body
+        line = LoopLine(tuple(axes), role)
         if _is_statement(body):
-            text = self._statement(body, around)
-            whole = f"{head}:  {text}"
-            return _Item(whole) if len(whole) <= room else _Item(f"{head}:", tuple(_entries("   ", [text], room)))
-        footprint = [] if loop.kind in _WRITTEN_OUT else list(self._footprint(body, around))
-        beside = f"{head:<{max(_COLUMN - WIDTH + room, 0)}}  touches {', '.join(footprint)}"
-        children = self.items(body, around, room - 3)
-        if not footprint or len(beside) <= room:
-            return _Item(beside if footprint else head, (), children)
-        return _Item(head, tuple(_entries("touches ", footprint, room - 3)), children)
+            return replace(line, statement=self._statement(body, around))
+        if role == REMAINDER and not self.remainders:
+            return line
+        touches = () if loop.kind in _WRITTEN_OUT else tuple(self._footprint(body, around))
+        return replace(line, touches=touches, lines=tuple(self.lines(body, around)))
 
     def _roles(self, block: Block) -> Iterator[tuple[int, str]]:
         """Tell full tiles from what is left of them: a later loop over the same axis and ops that begins further on."""
@@ -163,8 +203,8 @@ class _Tree:
             if isinstance(node, Loop):
                 key = _stem(node.var, self.dims), _ops(node.body)
                 if key in seen and node.lower != (Affine(0),):
-                    yield seen[key], _FULL
-                    yield at, _REMAINDER
+                    yield seen[key], FULL
+                    yield at, REMAINDER
                 seen.setdefault(key, at)
 
     def _name(self, loop: Loop, around: _Around) -> str:
@@ -173,7 +213,7 @@ class _Tree:
         taken = {*around.names.values(), *_params(loop.body)}
         return next(n for k in range(1, len(taken) + 2) if (n := stem if k == 1 else f"{stem}_{k}") not in taken)
 
-    def _head(self, loop: Loop, name: str, around: _Around) -> str:
+    def _axis(self, loop: Loop, around: _Around) -> Axis:
         low, high = [around.text(e) for e in loop.lower], [around.text(e) for e in loop.upper]
         upper = high[0] if len(high) == 1 else f"min({', '.join(high)})"
         lower = low[0] if len(low) == 1 else f"max({', '.join(low)})"
@@ -181,13 +221,13 @@ class _Tree:
             extent = f"({upper})" if " " in upper and len(high) == 1 else upper
         else:
             extent = f"from {lower} to {upper}"
-        return f"{name} {extent}" if loop.kind == "serial" else f"{name} {loop.kind} {extent}"
+        return Axis(self._name(loop, around), loop.kind, extent)
 
     # ---- statements
-    def _statement(self, body: Block, around: _Around) -> str:
+    def _statement(self, body: Block, around: _Around) -> Statement:
         node, where = body[0], ""
         if isinstance(node, Guard):
-            where = f" {self._where(node.constraints, around)}"
+            where = _constraints(node.constraints, around)
             node = node.body[0]
         assert isinstance(node, Assign)
         target = self.tensors.get(node.target, node.target)
@@ -196,8 +236,7 @@ class _Tree:
         text = format_scalar(value)
         if isinstance(value, Apply) and text.startswith("("):
             text = text[1:-1]
-        origin = "" if node.op in (target, "") else f"  [{node.op}]"
-        return f"{left} {_SIGNS[node.reduce]} {text}{where}{origin}"
+        return Statement(left, _SIGNS[node.reduce], text, where, "" if node.op == target else node.op)
 
     def _leaf(self, leaf: Const | Index | Load, around: _Around) -> Scalar:
         names = {var: Affine.dim(name) for var, name in around.names.items()}
@@ -210,30 +249,19 @@ class _Tree:
             case Const():
                 return leaf
 
-    def _where(self, constraints: tuple[Constraint, ...], around: _Around) -> str:
-        return f"where {', '.join(f'{around.text(c.expr)} {_relation(c)} 0' for c in constraints)}"
-
     # ---- footprints
-    def _footprint(self, body: Block, around: _Around) -> Iterator[str]:
+    def _footprint(self, body: Block, around: _Around) -> Iterator[Touch]:
         """Yield, largest first, the box of each tensor that one iteration touches; what lives inside it is left out."""
         readers = tuple(_readers(body, around))
         inside = {b.name for node in walk(body) if isinstance(node, Scope) for b in node.buffers}
         names = dict.fromkeys(name for r in readers for name, _ in r.accesses if name not in inside)
-        found: list[tuple[float, str]] = []
+        found: list[Touch] = []
         for name in names:
             buffer = self.buffers[name]
             extents = box_of(name, readers, frozenset(around.names), around.ranges, buffer.shape).extent
             size = _bytes(buffer.dtype, extents := tuple(map(_least, extents, buffer.shape)))
-            text = f"{self.tensors.get(name, name)}{_shape(map(around.text, extents))}"
-            found.append((math.inf, text) if size is None else (size, f"{text} {byte_size(size)}"))
-        found.sort(key=lambda one: -one[0])
-        yield from (text for _, text in found)
-        total = sum(size for size, _ in found)
-        if len(found) > 1 and total < math.inf:
-            yield f"in all {byte_size(int(total))}"
-
-
-_FULL, _REMAINDER = " (full tiles)", " (remainder)"
+            found.append(Touch(self.tensors.get(name, name), tuple(map(around.text, extents)), size))
+        yield from sorted(found, key=lambda touch: -math.inf if touch.size is None else -touch.size)
 
 
 # ---- loops
@@ -317,9 +345,9 @@ def _readers(body: Block, around: _Around) -> Iterator[Reader]:
     return visit(body, (), around)
 
 
-# ---- texts
-def _relation(c: Constraint) -> str:
-    return "==" if c.equality else ">="
+# ---- parts
+def _constraints(constraints: tuple[Constraint, ...], around: _Around) -> str:
+    return ", ".join(f"{around.text(c.expr)} {'==' if c.equality else '>='} 0" for c in constraints)
 
 
 def _least(extent: Affine, full: Affine) -> Affine:
@@ -337,24 +365,5 @@ def _bytes(dtype: str, extents: Iterable[Affine]) -> int | None:
     return -(-bits // 8)
 
 
-def _shape(extents: Iterable[str]) -> str:
-    text = ", ".join(extents)
-    return f"[{text}]" if text else ""
-
-
-def _storage(b: Buffer, tensor: str | None = None) -> str:
-    size = _bytes(b.dtype, b.shape)
-    return f"{tensor or b.name} {b.dtype}{_shape(map(str, b.shape))}{'' if size is None else ' ' + byte_size(size)}"
-
-
-def _entries(head: str, entries: Iterable[str], room: int) -> list[str]:
-    """Return entries after ``head``, broken between entries only; nothing if there are none."""
-    joined = ", ".join(e.replace(" ", "\xa0") for e in entries)
-    if not joined:
-        return []
-    first, rest = head.replace(" ", "\xa0"), "\xa0" * len(head)
-    wrap = textwrap.TextWrapper(
-        max(room, 40), first, rest, break_long_words=False, break_on_hyphens=False, expand_tabs=False
-    )
-    lines = wrap.wrap(joined)
-    return [line.replace("\xa0", " ") for line in lines]
+def _storage(b: Buffer, tensor: str | None = None) -> Storage:
+    return Storage(tensor or b.name, b.dtype, tuple(map(str, b.shape)), _bytes(b.dtype, b.shape))
