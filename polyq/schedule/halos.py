@@ -17,7 +17,7 @@ def schedule_chain(draft: Draft, root: Op, free: frozenset[str]) -> tuple[str, .
     tile = None if chain is None else best_tile(draft.spec, chain, draft.target)
     if chain is None or tile is None:
         return ()
-    in_l1 = tile.scratch <= draft.target.l1 * 3 // 4
+    in_l1 = tile.scratch <= draft.target.l1
     weighed = {t: weights(draft.spec, t, draft.target, r, in_l1) for t, r in tile.recompute}
     if sum(w.tile for w in weighed.values()) > sum(w.whole for w in weighed.values()):
         for tensor, w in weighed.items():

@@ -35,7 +35,8 @@ LARGE_EXTENT = 1 << 14
 _ARITHMETIC, _FUNCTION, _LOAD, _STORE = 0.5, 8.0, 0.5, 1.0
 _BEYOND_L1 = 1.0  # one load and one store of a tile that lies in the second cache
 _BEYOND_L2, _BEYOND_L3 = 4.0, 16.0  # a whole temporary written and read again: from the third cache, from memory
-_ROW = 15.0  # what a row of a tile costs besides its vectors
+_REGION = 1000.0  # a pass of its own, which all threads begin and end together
+_ROW, _TILE = 15.0, 100.0  # what each op costs besides its vectors, a row of a tile and a tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,9 @@ def weights(spec: Spec, tensor: str, target: Target, recompute: float, in_l1: bo
     own = sum(work_of(o) / cells * _own(o) for o in writers)
     read = _LOAD * uses
     size = _bytes(spec, tensor)
-    moved = 0.0 if size <= target.l2 // 2 else _BEYOND_L2 if size <= target.l3 // 2 else _BEYOND_L3
+    levels = ((target.l1 // 2, 0.0), (target.l2 // 2, _BEYOND_L1), (target.l3 // 2, _BEYOND_L2))
+    moved = next((cost for limit, cost in levels if size <= limit), _BEYOND_L3)
+    moved += _REGION * max(1, target.lanes("f32")) / cells
     tile = recompute * (own + (0.0 if in_l1 else _BEYOND_L1)) + read
     return Weights(uses, inlined, tile, own + read + moved)
 
@@ -252,8 +255,10 @@ def _tile(spec: Spec, chain: Chain, root: Op, sizes: dict[str, int], target: Tar
     results = prod(_size(e) for e in root.extents)
     last = plain_dim(root.index[-1]) or root.dims[-1]
     row = (sizes[last] or root.extent(last).const) / max(1, target.lanes("f32"))
-    in_l1 = scratch <= target.l1 * 3 // 4
-    cost, recompute = _own(root) + _ROW / row, list[tuple[str, float]]()
+    in_l1 = scratch <= target.l1
+    lanes = max(1, target.lanes("f32"))
+    begin = _TILE * tiles * lanes / results
+    cost, recompute = _own(root) + _ROW / row + begin, list[tuple[str, float]]()
     for tensor in chain.tensors:
         writers = spec.writers(tensor)
         computed = {op.name: cells[op.name] * tiles for op in writers}
@@ -261,7 +266,7 @@ def _tile(spec: Spec, chain: Chain, root: Op, sizes: dict[str, int], target: Tar
         recompute.append((tensor, max(1.0, sum(computed.values()) / max(1, there))))
         for op in writers:
             each = _own(op) + (0.0 if in_l1 else _BEYOND_L1) + _ROW / row
-            cost += each * computed[op.name] / results
+            cost += each * computed[op.name] / results + begin
     rounds = ceil(tiles / target.cores) * target.cores / tiles
     kept = tuple((d, n) for d, n in sizes.items() if n)
     return OverlappedTile(kept, tuple(cells.items()), tuple(recompute), scratch, tiles, cost * rounds)
