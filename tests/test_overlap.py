@@ -17,6 +17,7 @@ from polyq.schedule import overlap
 from polyq.schedule.certificate import certify
 from polyq.schedule.loopnest import Loop, Scope, walk
 from polyq.schedule.overlap import best_tile, chain_of
+from polyq.schedule.placing import instances
 from polyq.schedule.readback import read_back
 from polyq.schedule.schedule import Schedule
 from polyq.schedule.target import Target
@@ -260,3 +261,47 @@ def test_a_tile_that_is_cut_wrong_is_refused(tiny: None) -> None:
                 assert certify(spec, nest).ok == verdicts[-1], f"{edit.__name__}:\n{nest}"
     assert verdicts.count(False) >= 6
     assert True in verdicts
+
+
+# ---- nests inside nests
+CONV_POOL = """
+t[h, w] += x[h + r, w + q] * k[r, q] where h < 1030, w < 1030
+y[h, w] max= t[2*h + r, 2*w + q] where r < 3, q < 3, h < 514, w < 514
+"""
+
+
+def test_a_pool_that_overlaps_takes_the_convolution_into_its_loops() -> None:
+    """Windows of three, two apart: some of a convolution is computed by two tiles, and none of it is stored whole."""
+    spec = polyq.parse(CONV_POOL, x=("f32", (1032, 1032)), k=("f32", (3, 3)))
+    schedule = Schedule.auto(spec)
+    assert re.search(
+        r"^t: in tiles, .* in scratch, recompute factor 1\.\d+; .* cycles inside h", schedule.explain(), re.M
+    )
+    assert [b.kind for b in schedule.nest.buffers] == ["input", "input", "output"]
+    assert schedule.certificate().ok
+    rng = np.random.default_rng(0)
+    polyq.testing.assert_close(
+        polyq.build(schedule, threads=2),
+        x=rng.standard_normal((1032, 1032)).astype(np.float32),
+        k=rng.standard_normal((3, 3)).astype(np.float32),
+    )
+
+
+def test_a_convolution_that_is_dear_to_compute_twice_is_stored() -> None:
+    text = (
+        "t[o, h, w] += x[c, h + r, w + q] * k[o, c, r, q] where h < 66, w < 66\n"
+        "y[o, h, w] += t[c, h + r, w + q] * l[o, c, r, q] where h < 64, w < 64"
+    )
+    spec = polyq.parse(text, x=("f32", (32, 68, 68)), k=("f32", (32, 32, 3, 3)), l=("f32", (32, 32, 3, 3)))
+    schedule = Schedule.auto(spec, target="avx2")
+    assert "t" in {b.name for b in schedule.nest.buffers}
+    # 16 rows of 64 read 18 rows of 66
+    factor = 18 * 4 / 66
+    assert re.search(rf"^t: stored whole, .*recompute factor is at least {factor:.3f}, ", schedule.explain(), re.M)
+
+
+def test_instances_are_counted_in_the_nest() -> None:
+    spec = chain(10_000, 2)
+    schedule = Schedule.naive(spec).split("y", "i", 100, "io", "ii").fuse("t1", "y", "io")
+    assert instances(Schedule.naive(spec).nest) == {("t1", False): 9998.0, ("y", False): 9996.0}
+    assert instances(schedule.nest)["t1", False] == 102 * 100  # the last tile counts like the one in the middle

@@ -24,6 +24,7 @@ from polyq.schedule.groups import Group, group_of
 from polyq.schedule.halos import schedule_chain
 from polyq.schedule.legality import is_carried
 from polyq.schedule.overlap import COSTLY, keeps
+from polyq.schedule.placing import place_producers
 from polyq.schedule.rows import schedule_dots, schedule_plain, schedule_rows
 from polyq.schedule.schedule import Schedule
 from polyq.schedule.target import Target
@@ -67,6 +68,7 @@ def _chosen(spec: Spec, numerics: str, target: str, constants: frozenset[str]) -
         if not done - handled:
             raise AssertionError(f"the automatic schedule does not get past {op.name}")
         handled |= done | {s.op for s in draft.plan.stages if s.at is not None or s.kinds}
+    place_producers(draft)
     plain = "every statement on its own, in the order of the program, with lanes and threads where nothing is carried"
     return Schedule(spec, numerics, target, tuple(draft.directives), tuple(draft.notes) or (plain,))
 

@@ -22,7 +22,19 @@ from polyq.schedule.draft import is_weighed, moved_dim, plain_dim, size_of, work
 from polyq.schedule.regions import Reader, box_of, region_of
 from polyq.schedule.target import Target
 
-__all__ = ["COSTLY", "Chain", "OverlappedTile", "Weights", "best_tile", "chain_of", "keeps", "weights"]
+__all__ = [
+    "COSTLY",
+    "Chain",
+    "OverlappedTile",
+    "Weights",
+    "best_tile",
+    "bytes_of",
+    "chain_of",
+    "cost_of",
+    "keeps",
+    "moved_cost",
+    "weights",
+]
 
 #: functions and divisions that take a vector unit several cycles
 COSTLY = frozenset({"exp", "log", "tanh", "erf", "sqrt", "div"})
@@ -117,7 +129,7 @@ def _plain(spec: Spec, op: Op) -> bool:
 # ---- what the alternatives cost
 def keeps(spec: Spec, tensor: str, target: Target) -> bool:
     """Whether a temporary that could be computed where it is read is better kept, for a tile of its reader."""
-    if _bytes(spec, tensor) <= SMALL_BYTES:
+    if bytes_of(spec, tensor) <= SMALL_BYTES:
         return False
     free = frozenset(t.name for t in spec.temporaries)
     roots = (op for op in spec.ops if op.target not in free)
@@ -141,12 +153,10 @@ def weights(spec: Spec, tensor: str, target: Target, recompute: float, in_l1: bo
         points = {r.index for r in loads(op.body) if r.tensor == tensor}
         uses += share * len(points)
         inlined += share * _inlined(writers[-1], points)
-    own = sum(work_of(o) / cells * _own(o) for o in writers)
+    own = sum(work_of(o) / cells * cost_of(o) for o in writers)
     read = _LOAD * uses
-    size = _bytes(spec, tensor)
-    levels = ((target.l1 // 2, 0.0), (target.l2 // 2, _BEYOND_L1), (target.l3 // 2, _BEYOND_L2))
-    moved = next((cost for limit, cost in levels if size <= limit), _BEYOND_L3)
-    moved += _REGION * max(1, target.lanes("f32")) / cells
+    size = bytes_of(spec, tensor)
+    moved = moved_cost(size, target) + _REGION * max(1, target.lanes("f32")) / cells
     tile = recompute * (own + (0.0 if in_l1 else _BEYOND_L1)) + read
     return Weights(uses, inlined, tile, own + read + moved)
 
@@ -161,8 +171,8 @@ def _inlined(writer: Op, points: set[tuple[Affine, ...]]) -> float:
     return len(points) * _arithmetic(writer) + _LOAD * len(fetched)
 
 
-def _own(op: Op) -> float:
-    """The cost of computing and storing a vector of what ``op`` writes."""
+def cost_of(op: Op) -> float:
+    """Return the cycles for computing and storing a vector of instances of ``op``."""
     return _arithmetic(op) + _LOAD * len({(r.tensor, r.index) for r in loads(op.body)}) + _STORE
 
 
@@ -171,7 +181,14 @@ def _arithmetic(op: Op) -> float:
     return sum(_FUNCTION if fn in COSTLY else _ARITHMETIC for fn in fns)
 
 
-def _bytes(spec: Spec, tensor: str) -> int:
+def moved_cost(size: int, target: Target) -> float:
+    """Return the cycles for each vector of a temporary of ``size`` bytes that is written whole and read again."""
+    levels = ((target.l1 // 2, 0.0), (target.l2 // 2, _BEYOND_L1), (target.l3 // 2, _BEYOND_L2))
+    return next((cost for limit, cost in levels if size <= limit), _BEYOND_L3)
+
+
+def bytes_of(spec: Spec, tensor: str) -> int:
+    """Return the bytes of a whole tensor; a symbolic extent without a typical size counts as large."""
     t = spec.tensor(tensor)
     return prod(_size(e) for e in t.extents) * max(dtypes.info(t.dtype).bits, 8) // 8
 
@@ -258,14 +275,14 @@ def _tile(spec: Spec, chain: Chain, root: Op, sizes: dict[str, int], target: Tar
     in_l1 = scratch <= target.l1
     lanes = max(1, target.lanes("f32"))
     begin = _TILE * tiles * lanes / results
-    cost, recompute = _own(root) + _ROW / row + begin, list[tuple[str, float]]()
+    cost, recompute = cost_of(root) + _ROW / row + begin, list[tuple[str, float]]()
     for tensor in chain.tensors:
         writers = spec.writers(tensor)
         computed = {op.name: cells[op.name] * tiles for op in writers}
         there = sum(prod(_size(e) for e in op.extents) for op in writers)
         recompute.append((tensor, max(1.0, sum(computed.values()) / max(1, there))))
         for op in writers:
-            each = _own(op) + (0.0 if in_l1 else _BEYOND_L1) + _ROW / row
+            each = cost_of(op) + (0.0 if in_l1 else _BEYOND_L1) + _ROW / row
             cost += each * computed[op.name] / results + begin
     rounds = ceil(tiles / target.cores) * target.cores / tiles
     kept = tuple((d, n) for d, n in sizes.items() if n)
