@@ -26,6 +26,7 @@ from polyq.schedule.legality import is_carried
 from polyq.schedule.overlap import COSTLY, keeps
 from polyq.schedule.placing import place_producers
 from polyq.schedule.rows import schedule_dots, schedule_plain, schedule_rows
+from polyq.schedule.scans import schedule_scan
 from polyq.schedule.schedule import Schedule
 from polyq.schedule.target import Target
 from polyq.schedule.tiles import stride
@@ -280,6 +281,8 @@ def _plain(draft: Draft, tensor: str) -> None:
     """Keep the order of the program, and use lanes and threads where no dependence is carried."""
     for op in draft.spec.writers(tensor):
         free = frozenset(d for d in op.dims if size_of(op.extent(d)) > 1 and not is_carried(draft.spec, op.name, d))
+        if schedule_scan(draft, op):
+            continue
         point = draft.save()
         try:
             if schedule_dots(draft, op, free):
