@@ -13,14 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+from polyq.affine.dtypes import info
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine
+from polyq.affine.scalar import Load
 from polyq.affine.spec import Spec
 from polyq.schedule.draft import Draft, size_of, work_of
 from polyq.schedule.legality import check_order
 from polyq.schedule.loopnest import Assign, Block, Guard, Loop, LoopNest, Scope, walk
 from polyq.schedule.lower import lower
-from polyq.schedule.overlap import bytes_of, cost_of, moved_cost
+from polyq.schedule.overlap import cost_of, moved_cost
 from polyq.schedule.regions import Reader, box_of
 from polyq.schedule.stages import Plan
 
@@ -50,9 +52,15 @@ def place_producers(draft: Draft) -> None:
     """Put nests of whole temporaries inside the nests that read them, where counts favour it."""
     for tensor in reversed([t.name for t in draft.spec.temporaries]):
         reader = _only_reader(draft.plan, tensor)
-        if reader is None or bytes_of(draft.spec, tensor) <= draft.target.l2 // 2 or tensor in draft.plan.prepared:
-            continue
-        _place(draft, tensor, reader)
+        copies = all(isinstance(op.body, Load) for op in draft.spec.writers(tensor))  # whoever made it knew where
+        small = _bytes(draft.spec, tensor) <= draft.target.l2 // 2
+        if reader is not None and not (copies or small or tensor in draft.plan.prepared):
+            _place(draft, tensor, reader)
+
+
+def _bytes(spec: Spec, tensor: str) -> int:
+    t = spec.tensor(tensor)
+    return prod(size_of(e) for e in t.extents) * max(info(t.dtype).bits, 8) // 8
 
 
 def _only_reader(plan: Plan, tensor: str) -> str | None:
@@ -238,7 +246,7 @@ def _cost(draft: Draft, nest: LoopNest, counts: Mapping[tuple[str, bool], float]
 
 def _traffic(draft: Draft, tensor: str) -> float:
     """Cycles for writing a whole temporary and reading it again."""
-    size = bytes_of(draft.spec, tensor)
+    size = _bytes(draft.spec, tensor)
     return moved_cost(size, draft.target) * size / max(4, draft.target.vector_bytes)
 
 
