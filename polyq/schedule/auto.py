@@ -25,7 +25,7 @@ from polyq.schedule.halos import schedule_chain
 from polyq.schedule.legality import is_carried
 from polyq.schedule.overlap import COSTLY, keeps
 from polyq.schedule.placing import place_producers
-from polyq.schedule.rows import schedule_dots, schedule_plain, schedule_rows
+from polyq.schedule.rows import schedule_dots, schedule_plain, schedule_rows, schedule_total
 from polyq.schedule.scans import schedule_scan
 from polyq.schedule.schedule import Schedule
 from polyq.schedule.target import Target
@@ -285,7 +285,7 @@ def _plain(draft: Draft, tensor: str) -> None:
             continue
         point = draft.save()
         try:
-            if schedule_dots(draft, op, free):
+            if schedule_total(draft, op) or schedule_dots(draft, op, free):
                 continue
         except ScheduleError as error:
             draft.restore(point)

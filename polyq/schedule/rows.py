@@ -20,7 +20,7 @@ EARLY_BYTES = 2048
 #: rows of a triangle whose cells are computed side by side
 ROWS = 4
 
-__all__ = ["schedule_dots", "schedule_plain", "schedule_rows", "store_past_cache"]
+__all__ = ["schedule_dots", "schedule_plain", "schedule_rows", "schedule_total", "store_past_cache"]
 
 
 def schedule_plain(draft: Draft, op: Op, free: frozenset[str] | None = None) -> None:
@@ -78,6 +78,19 @@ def schedule_dots(draft: Draft, op: Op, free: frozenset[str]) -> bool:
     draft.do("mark", op=op.name, axis=lane, kind="unroll")
     share_among_threads(draft, op.name, axes[: len(result)], free)
     draft.note(f"{op.target}: {tile}, {'one cell' if row is None else f'{ROWS} cells'} at a time")
+    return True
+
+
+def schedule_total(draft: Draft, op: Op) -> bool:
+    """Give a reduction to a single cell partial sums in lanes; return whether it fits."""
+    if op.reduce is None or op.index or op.where or any(r.tensor == op.target for r in op.reads):
+        return False
+    tile = choose_tile(draft, op, frozenset())
+    if tile is None or not tile.reduced or tile.fields > 1:
+        return False
+    for name in [*sum_in_lanes(draft, op, tile), op.name]:
+        arrange(draft, name, tile)
+    draft.note(f"{op.target}: {tile}, in one total")
     return True
 
 
