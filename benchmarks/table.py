@@ -93,6 +93,7 @@ def cases() -> dict[str, Callable[[int], list[Row]]]:
         found[f"matvec f32 4096 x 4096, {threads}t"] = partial(matvec, threads, 0.85 if threads == 1 else 0.92)
         found[f"matmul f32 1024^3, {threads}t"] = partial(matmul, threads)
         found[f"chain of five on 64 MB, {threads}t"] = partial(chain, threads)
+        found[f"four stencils on 10^7, {threads}t"] = partial(stencils, threads)
         for m in (2, 4, 8, 16, 128):
             found[f"prefill M={m}, {threads}t"] = partial(prefill, m, threads)
         for name, (weights, text) in RELATIVES.items():
@@ -211,6 +212,44 @@ def chain(threads: int, rounds: int) -> list[Row]:
     polyq.testing.assert_close(kernel, **arrays)
     limit = Copy(y.nbytes, threads)
     return [Row.measured(rounds, repeated(lambda: kernel(**arrays, out=y)), "copy", limit.seconds, 0.85)]
+
+
+def stencils(threads: int, rounds: int) -> list[Row]:
+    """Compare four 3-point stencils, one after another, with numpy's time for two of them, and with a copy.
+
+    numpy's best formulation of ``0.25*a + 0.5*b + 0.25*c`` was looked for among whole arrays and blocks for the cache:
+    four operations in place on whole arrays.
+    """
+    size, names = 10_000_000, ("x", "t", "u", "v", "y")
+    lines = [f"x: f32[{size}]"]
+    for k in range(4):
+        at = names[k]
+        lines.append(
+            f"{names[k + 1]}[i] = 0.25*{at}[i] + 0.5*{at}[i + 1] + 0.25*{at}[i + 2] where i < {size - 2 * k - 2}"
+        )
+    spec = polyq.parse("\n".join(lines))
+    kernel = polyq.build(spec, threads=threads)
+    arrays = random_arrays(spec, {})
+    polyq.testing.assert_close(kernel, **arrays)
+    x, y = arrays["x"], np.zeros(size - 8, np.float32)
+    first, second = np.zeros(size - 2, np.float32), np.zeros(size - 4, np.float32)
+    half = np.float32(0.5)
+
+    def numpy_pass(a: np.ndarray, out: np.ndarray) -> None:
+        np.add(a[:-2], a[2:], out=out)
+        np.multiply(out, half, out=out)
+        np.add(out, a[1:-1], out=out)
+        np.multiply(out, half, out=out)
+
+    def two_passes() -> None:
+        numpy_pass(x, first)
+        numpy_pass(first, second)
+
+    ours, limit = repeated(lambda: kernel(x=x, out=y)), Copy(y.nbytes, threads)
+    return [
+        Row.measured(rounds, ours, "numpy, two passes", repeated(two_passes), 3.0),
+        Row.measured(rounds, ours, "copy", limit.seconds),
+    ]
 
 
 def against_numpy(program: Program, rounds: int) -> list[Row]:

@@ -188,10 +188,12 @@ def fill_is_hidden(spec: Spec, name: str) -> Op | str:
     """Return the op that assigns most cells of a fill before anybody reads them, else the reason why there is none."""
     fill = spec.op(name)
     boxed = [moved_dim(e) for e in fill.index] == list(fill.dims) and all(e.const == 0 for e in fill.index)
-    if fill.reduce is not None or fill.where or not fill.dims or not boxed or not isinstance(fill.body, Const):
-        return f"{name} does not fill a box with a constant"
+    if fill.reduce is not None or fill.where or not fill.dims or not boxed:
+        return f"{name} does not fill a box"
+    if any(r.tensor == fill.target for r in fill.reads):
+        return f"{name} reads {fill.target} itself"
     for op in spec.ops[spec.ops.index(fill) + 1 :]:
-        if any(r.tensor == fill.target for r in op.reads):
+        if any(r.tensor == fill.target and not (op.target == fill.target and _goes_back(op, r)) for r in op.reads):
             return f"{op.name} reads {fill.target} first"
         if op.target == fill.target:
             dims = [moved_dim(e) for e in op.index]
@@ -205,12 +207,25 @@ def fill_is_hidden(spec: Spec, name: str) -> Op | str:
     return f"nothing writes {fill.target} after {name}"
 
 
+def _goes_back(op: Op, load: Load) -> bool:
+    """Whether an op reads of its own tensor what an earlier instance assigned, where the op assigns that cell at all.
+
+    The cell lies a constant way behind the one that is assigned: the first dim along which it does decides.
+    """
+    way = {moved_dim(w): (w - r) for w, r in zip(op.index, load.index, strict=True)}
+    if None in way or len(way) != len(op.index) or not all(e.is_constant for e in way.values()):
+        return False
+    first = next((way[d].const for d in op.dims if d in way and way[d].const != 0), 0)
+    return first > 0
+
+
 def trim_fill(spec: Spec, name: str) -> Spec:
     """Let a fill leave out the box that another op assigns before anybody reads it.
 
     rewrite: ``y[i] = 0 (i < N); y[i + c] = f(i) (i < M)`` -> ``y[i] = 0 (i < c); y[i + c + M] = 0 (i < N - c - M);
     y[i + c] = f(i)``
-    requires: 1. a constant over a box; 2. the next op that touches the tensor assigns a box inside, each cell once.
+    requires: 1. a box is assigned, from other tensors or none; 2. the next op that touches the tensor assigns a box
+    inside, each cell once; what it reads of the tensor there, an earlier instance of its own has assigned.
     """
     cover = fill_is_hidden(spec, name)
     if isinstance(cover, str):
@@ -228,11 +243,16 @@ def trim_fill(spec: Spec, name: str) -> Spec:
             inside = (Constraint(at), Constraint(whole - 1 - at))
             where = () if whole.is_constant and middle.is_constant else inside
             cells = (*index[:k], at, *index[k + 1 :])
-            piece = replace(fill, name=fresh(taken, name), index=cells, where=where)
+            body = substitute_dims(fill.body, _moved(fill, cells))
+            piece = replace(fill, name=fresh(taken, name), index=cells, where=where, body=body)
             pieces.append(replace(piece, extents=(*extents[:k], size, *extents[k + 1 :])))
             taken.add(pieces[-1].name)
         index[k], extents[k] = Affine.dim(d) + e.const, middle
     return _replace_op(spec, name, tuple(pieces))
+
+
+def _moved(fill: Op, cells: Sequence[Affine]) -> dict[str, Affine]:
+    return {d: e for d, e in zip(fill.dims, cells, strict=True) if e != Affine.dim(d)}
 
 
 def partial_sums(spec: Spec, name: str, keep: Sequence[str], tensor: str | None = None, outer: bool = False) -> Spec:

@@ -10,7 +10,7 @@ from polyq.affine.expr import Affine, Dim
 from polyq.emit.address import Names, affine_text
 from polyq.schedule.loopnest import Assign, Block, Buffer, Guard, Loop, LoopNest, Scope, walk
 
-__all__ = ["check_packed", "work"]
+__all__ = ["check_packed", "is_uneven", "work"]
 
 
 def work(block: Block, names: Names, bind: Mapping[str, Affine]) -> str:
@@ -36,6 +36,19 @@ def _trips(loop: Loop, names: Names, bind: Mapping[str, Affine]) -> str:
         return f"{max(min(numbers), 0)}.0"
     known = [e for e in spans if not e.dims()]
     return f"(double)({affine_text(known[0], names)})" if known else "16.0"
+
+
+def is_uneven(loop: Loop) -> bool:
+    """Whether the iterations of a loop hold different amounts of work, as in a triangle: equal slices are unfair then.
+
+    A loop inside counts whose bounds follow ``loop.var`` from end to end; edges of tiles have a constant bound beside.
+    """
+    return any(
+        any(all(loop.var in e.dims() for e in bounds) for bounds in (node.lower, node.upper))
+        and not all((u - low).is_constant for u in node.upper for low in node.lower)
+        for node in walk(loop.body)
+        if isinstance(node, Loop)
+    )
 
 
 def check_packed(nest: LoopNest, loop: Loop) -> None:

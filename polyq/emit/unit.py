@@ -15,7 +15,7 @@ from polyq.emit.body import Context, Emitter
 from polyq.emit.ctypes import storage_type
 from polyq.emit.helpers import Helpers, words
 from polyq.emit.module import Module
-from polyq.emit.threads import check_packed, work
+from polyq.emit.threads import check_packed, is_uneven, work
 from polyq.schedule.loopnest import Buffer, Loop, LoopNest
 
 if TYPE_CHECKING:
@@ -237,8 +237,7 @@ def _region(unit: _Unit, loop: Loop, context: Context) -> list[cgen.Generable]:
     fence = blocks.lines(["STREAM_FENCE();"] if emitter.helpers.streams else [])
     emitter.helpers.streams = outer
     span = f"const int64_t first = {low}, count = {high} > first ? {high} - first : 0;"
-    start, end = "first + count * thread / threads", "first + count * (thread + 1) / threads"
-    each = blocks.loop(f"int64_t {var} = {start}", f"{var} < {end}", f"++{var}", inner)
+    each = _slices(var, inner, is_uneven(loop))
     text = _text([*blocks.lines([span]), each, *fence])
     used = words(text)
     given = [(kind, name) for kind, name in context.visible if name in used]
@@ -254,6 +253,21 @@ def _region(unit: _Unit, loop: Loop, context: Context) -> list[cgen.Generable]:
     ]
     unit.used |= words("\n".join(lines))
     return [blocks.braces(blocks.lines(lines))]
+
+
+def _slices(var: str, inner: list[cgen.Generable], uneven: bool) -> cgen.Generable:
+    """Return a thread's part of ``first`` to ``first + count``: a slice, or two that lie opposite each other.
+
+    Where work grows from one end to the other, as over a triangle, two opposite slices come to the same for everyone.
+    """
+    if not uneven:
+        start, end = "first + count * thread / threads", "first + count * (thread + 1) / threads"
+        return blocks.loop(f"int64_t {var} = {start}", f"{var} < {end}", f"++{var}", inner)
+    parts = "(2 * threads)"
+    start, end = f"first + count * slice / {parts}", f"first + count * (slice + 1) / {parts}"
+    each = blocks.loop(f"int64_t {var} = {start}", f"{var} < {end}", f"++{var}", inner)
+    step = "slice = slice < threads ? 2 * threads - 1 - thread : 2 * threads"
+    return blocks.loop("int slice = thread", f"slice < {parts}", f"{step}", [each])
 
 
 def _function(unit: _Unit, number: int, body: str, used: set[str], given: list[tuple[str, str]]) -> str:

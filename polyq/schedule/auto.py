@@ -23,9 +23,13 @@ from polyq.schedule.cores import schedule_core
 from polyq.schedule.draft import Draft, bounds_its_sum, plain_dim, size_of, typical, work_of
 from polyq.schedule.forms import told
 from polyq.schedule.groups import Group, group_of
+from polyq.schedule.halos import schedule_chain
 from polyq.schedule.legality import is_carried
+from polyq.schedule.overlap import COSTLY, keeps
 from polyq.schedule.panels import keeps_panel
-from polyq.schedule.rows import schedule_dots, schedule_plain, schedule_rows
+from polyq.schedule.placing import place_producers
+from polyq.schedule.rows import schedule_dots, schedule_plain, schedule_rows, schedule_total
+from polyq.schedule.scans import schedule_scan
 from polyq.schedule.schedule import Schedule
 from polyq.schedule.target import Target
 from polyq.schedule.tiles import stride
@@ -34,7 +38,6 @@ __all__ = ["automatic", "checked", "choose", "choose_numbered"]
 
 #: instances from which dividing a reduction among threads pays
 DIVIDED_WORK = 1 << 18
-_COSTLY = frozenset({"exp", "log", "tanh", "erf", "sqrt", "div"})
 
 
 def automatic(spec: Spec, numerics: str, target: str, constants: frozenset[str], sizes: Mapping[str, int]) -> Schedule:
@@ -84,6 +87,7 @@ def _chosen(spec: Spec, numerics: str, target: str, constants: frozenset[str]) -
         if not done - handled:
             raise AssertionError(f"the automatic schedule does not get past {op.name}")
         handled |= done | {s.op for s in draft.plan.stages if s.at is not None or s.kinds}
+    place_producers(draft)
     plain = "every statement on its own, in the order of the program, with lanes and threads where nothing is carried"
     return Schedule(spec, numerics, target, tuple(draft.directives), tuple(draft.notes) or (plain,))
 
@@ -124,7 +128,7 @@ def inline_producers(draft: Draft) -> None:
     """Inline temporaries that are cheap to compute, or read once a cell."""
     for tensor in [t.name for t in draft.spec.temporaries]:
         writer = inlinable(draft.spec, tensor)
-        if isinstance(writer, str):
+        if isinstance(writer, str) or keeps(draft.spec, tensor, draft.target):
             continue
         if shared := keeps_panel(draft, writer):
             draft.note(f"{tensor}: kept, a panel at a time, since {shared} rows share what is computed from codes")
@@ -133,7 +137,7 @@ def inline_producers(draft: Draft) -> None:
         for op in draft.spec.readers(tensor):
             reads += work_of(op) * sum(r.tensor == tensor for r in op.reads)
         factor = reads / max(cells, 1)
-        costly = sum(isinstance(n, Apply) and n.fn in _COSTLY for n in walk(writer.body))
+        costly = sum(isinstance(n, Apply) and n.fn in COSTLY for n in walk(writer.body))
         if factor <= 1 or not costly:
             assumed = _assumed(draft.spec, writer, tensor)
             draft.do("inline", tensor=tensor)
@@ -185,6 +189,13 @@ def _schedule_result(draft: Draft, op: Op, handled: set[str]) -> set[str]:
         draft.do("accumulate", tensor=op.target)
         draft.private |= {t.name for t in draft.spec.all_tensors} - before
     root = draft.spec.writers(op.target)[-1]
+    settled = handled | {s.op for s in draft.plan.stages if s.kinds}
+    free = frozenset(t.name for t in draft.spec.temporaries) - {o.target for o in draft.spec.ops if o.name in settled}
+    if chained := schedule_chain(draft, root, free):
+        others = [o for o in draft.spec.writers(op.target) if o.name != root.name]
+        for other in others:
+            schedule_plain(draft, other)
+        return {*chained, *(o.name for o in others)}
     if (
         not _simple((root,))
         or len(draft.spec.writers(op.target)) > 1
@@ -192,8 +203,6 @@ def _schedule_result(draft: Draft, op: Op, handled: set[str]) -> set[str]:
     ):
         _plain(draft, op.target)
         return {o.name for o in draft.spec.writers(op.target)}
-    settled = handled | {s.op for s in draft.plan.stages if s.kinds}
-    free = frozenset(t.name for t in draft.spec.temporaries) - {o.target for o in draft.spec.ops if o.name in settled}
     group = group_of(draft.spec, root, free)
     _dispatch(draft, root, group)
     return {root.name, *(name for m in group.members for name in m.ops)}
@@ -297,9 +306,11 @@ def _plain(draft: Draft, tensor: str) -> None:
     """Keep the order of the program, and use lanes and threads where no dependence is carried."""
     for op in draft.spec.writers(tensor):
         free = frozenset(d for d in op.dims if size_of(op.extent(d)) > 1 and not is_carried(draft.spec, op.name, d))
+        if schedule_scan(draft, op):
+            continue
         point = draft.save()
         try:
-            if schedule_dots(draft, op, free):
+            if schedule_total(draft, op) or schedule_dots(draft, op, free):
                 continue
         except ScheduleError as error:
             draft.restore(point)

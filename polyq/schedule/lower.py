@@ -14,12 +14,13 @@ from math import prod
 from polyq.affine.dtypes import info
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint, Dim
+from polyq.affine.rewrite import moved_dim
 from polyq.affine.scalar import Const, Index, Load, Scalar, map_scalar, substitute_dims
 from polyq.affine.spec import Op
 from polyq.schedule.frame import Frame, Placed, holds, loop_bounds, needs_guard
 from polyq.schedule.loopnest import Assign, Block, Buffer, Guard, Loop, LoopNest, Scope
 from polyq.schedule.naive import tensor_buffers
-from polyq.schedule.regions import Box, Reader, Region, box_of, need_constant, region_of
+from polyq.schedule.regions import Box, Reader, Region, box_of, need_constant, region_of, whole_vectors
 from polyq.schedule.stages import Plan, Split, Stage, extents, values
 from polyq.schedule.tidy import tidy
 
@@ -385,12 +386,22 @@ class _Lowering:
             known = {**ranges, **{v: r for v, r in local.ranges().items() if r is not None}}
             others = [r for r in readers if r.op != child.name]
             box = box_of(child.target, others, visible, known, self.spec.tensor(child.target).extents)
+            box = whole_vectors(box, self.spec.tensor(child.target).extents, self._lanes(child.target))
             regions[child.name], boxes[child.name] = region_of(child, box), box
             inner = self._local(Walk(child, regions[child.name]))
             # seen from here, the loops of this stage that the reader stands in may be closed as well
             deeper = self._collect(child, inner, tuple(visible), known, regions, boxes)
             readers += [replace(r, ranges=(*r.ranges, *local.ranges().items())) for r in deeper]
         return readers
+
+    def _lanes(self, tensor: str) -> dict[int, int]:
+        """The dims of a tensor along which all that writes it goes by vectors, with the lanes of these."""
+        found: list[dict[int, int]] = []
+        for op in self.spec.writers(tensor):
+            stage = self.stages[op.name]
+            lanes = {s.axis: s.factor for s in stage.splits if stage.kind(s.inner) == "vector"}
+            found.append({k: lanes[d] for k, e in enumerate(op.index) if (d := moved_dim(e)) in lanes})
+        return found[0] if all(f == found[0] for f in found) else {}
 
     def _vars_up_to(self, local: Local, axis: str) -> tuple[str, ...]:
         out: list[str] = []

@@ -16,7 +16,7 @@ from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint, Dim, FloorDiv
 from polyq.affine.spec import Op
 
-__all__ = ["Box", "Reader", "Region", "box_of", "region_of", "widen"]
+__all__ = ["Box", "Reader", "Region", "box_of", "region_of", "whole_vectors", "widen"]
 
 Ranges = Mapping[str, tuple[int, int]]
 
@@ -127,6 +127,23 @@ def _join(
         end = max(extent.const, apart[0] + size.const)
         base, extent = base + start, Affine(end - start)
     return base, extent
+
+
+def whole_vectors(box: Box, shape: tuple[Affine, ...], lanes: Mapping[int, int]) -> Box:
+    """Return the box with ends that are whole vectors where it is a part of its tensor: a tile then has no tail.
+
+    ``lanes`` holds the dims that go by vectors. Cells beyond the tensor stay out: its writers' domains end before.
+
+    >>> box = whole_vectors(Box((Affine.dim("io") * 32,), (Affine(34),)), (Affine(100),), {0: 8})
+    >>> print(*box.extent)
+    40
+    """
+    extent = list(box.extent)
+    for k, n in lanes.items():
+        part = extent[k] != shape[k] and extent[k].is_constant and extent[k].const > n
+        if part:
+            extent[k] = Affine(-(-extent[k].const // n) * n)
+    return Box(box.base, tuple(extent))
 
 
 def region_of(op: Op, box: Box) -> Region:

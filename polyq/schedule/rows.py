@@ -20,7 +20,7 @@ EARLY_BYTES = 2048
 #: rows of a triangle whose cells are computed side by side
 ROWS = 4
 
-__all__ = ["schedule_dots", "schedule_plain", "schedule_rows"]
+__all__ = ["schedule_dots", "schedule_plain", "schedule_rows", "schedule_total", "store_past_cache"]
 
 
 def schedule_plain(draft: Draft, op: Op, free: frozenset[str] | None = None) -> None:
@@ -44,7 +44,7 @@ def schedule_plain(draft: Draft, op: Op, free: frozenset[str] | None = None) -> 
     ):
         axes = split_lanes(draft, op, dim, lanes, axes)
     share_among_threads(draft, op.name, axes, free, in_place and dim)
-    _store_past_cache(draft, op)
+    store_past_cache(draft, op)
 
 
 def schedule_dots(draft: Draft, op: Op, free: frozenset[str]) -> bool:
@@ -81,6 +81,19 @@ def schedule_dots(draft: Draft, op: Op, free: frozenset[str]) -> bool:
     return True
 
 
+def schedule_total(draft: Draft, op: Op) -> bool:
+    """Give a reduction to a single cell partial sums in lanes; return whether it fits."""
+    if op.reduce is None or op.index or op.where or any(r.tensor == op.target for r in op.reads):
+        return False
+    tile = choose_tile(draft, op, frozenset())
+    if tile is None or not tile.reduced or tile.fields > 1:
+        return False
+    for name in [*sum_in_lanes(draft, op, tile), op.name]:
+        arrange(draft, name, tile)
+    draft.note(f"{op.target}: {tile}, in one total")
+    return True
+
+
 def _side_by_side(op: Op, result: list[str]) -> str | None:
     """The dim of the result whose neighbours share what the sum reads, if only the last dim ends apart for them."""
     if len(result) < 2 or len(op.where) != 1 or op.where[0].equality:
@@ -92,7 +105,7 @@ def _side_by_side(op: Op, result: list[str]) -> str | None:
     return row if shared and ends and size_of(op.extent(row)) >= 4 * ROWS else None
 
 
-def _store_past_cache(draft: Draft, op: Op) -> None:
+def store_past_cache(draft: Draft, op: Op) -> None:
     """A result larger than the last cache that nothing reads again is not worth its place there."""
     t = draft.spec.tensor(op.target)
     size = prod(size_of(e) for e in t.extents) * dtypes.info(t.dtype).bits // 8
