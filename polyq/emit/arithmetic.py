@@ -9,7 +9,9 @@ from polyq.emit.ctypes import UNARY, Value, scalar_name, width
 from polyq.emit.halves import narrowed
 from polyq.emit.helpers import Helpers
 
-__all__ = ["absolute", "combiner", "divide", "minmax", "operands", "saturated", "scaled", "transcendental", "unary"]
+__all__ = [
+    "absolute", "binade", "combiner", "divide", "minmax", "operands", "saturated", "scaled", "transcendental", "unary",
+]  # fmt: skip
 
 #: reduction operators: the C operator, and the stem of the helper's name
 _OPERATORS = {"+": "add", "*": "mul"}
@@ -85,6 +87,18 @@ def absolute(helpers: Helpers, a: Value) -> Value:
         body = f"(x ^ (x >> {bits - 1})) - (x >> {bits - 1})"
     helpers.add(name, f"static inline {vector} {name}({vector} x) {{ return {body}; }}")
     return Value(f"{name}({a.text})", a.dtype, a.lanes)
+
+
+def binade(helpers: Helpers, a: Value) -> Value:
+    """Return the greatest power of two that is at most the value, of at least 0, in each lane: its exponent alone."""
+    scalar, mask = ("double", "0x7ff0000000000000") if a.dtype == "f64" else ("float", "0x7f800000")
+    bits, name = 64 if a.dtype == "f64" else 32, f"binade_{a.dtype}"
+    helpers.add(
+        name,
+        f"static inline {scalar} {name}({scalar} x) {{\n  union {{ {scalar} f; uint{bits}_t u; }} r = {{x}};\n"
+        f"  r.u &= {mask}u;\n  return r.f < 0x1p-126 ? 0 : r.f;\n}}",
+    )
+    return helpers.by_lane(name, a, a.dtype)
 
 
 def unary(helpers: Helpers, fn: str, a: Value) -> Value:

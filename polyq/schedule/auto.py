@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 
 from polyq.affine.dtypes import info, is_float
@@ -22,6 +23,7 @@ from polyq.schedule.cores import schedule_core
 from polyq.schedule.draft import Draft, bounds_its_sum, plain_dim, size_of, typical, work_of
 from polyq.schedule.groups import Group, group_of
 from polyq.schedule.legality import is_carried
+from polyq.schedule.quantized import quantize_activations
 from polyq.schedule.rows import schedule_dots, schedule_plain, schedule_rows
 from polyq.schedule.schedule import Schedule
 from polyq.schedule.target import Target
@@ -51,6 +53,7 @@ def choose(spec: Spec, numerics: str, target: str, constants: frozenset[str], si
 def _chosen(spec: Spec, numerics: str, target: str, constants: frozenset[str]) -> Schedule:
     draft = Draft(spec, numerics, Target.named(target), constants)
     shift_boxes(draft)
+    quantize_activations(draft)
     inline_producers(draft)
     separate_groups(draft)
     handled: set[str] = set()
@@ -80,7 +83,7 @@ def checked(made: Schedule) -> Schedule:
         f"the plain order runs instead: {certificate}"
     )
     warnings.warn(text, RuntimeWarning, stacklevel=3)
-    return Schedule(made.spec, made.numerics, made.target, (), (text,))
+    return replace(Schedule.naive(made.spec, made.numerics, made.target), notes=(text,))
 
 
 def _next(spec: Spec, handled: set[str]) -> Op | None:
@@ -103,7 +106,7 @@ def inline_producers(draft: Draft) -> None:
     """Inline temporaries that are cheap to compute, or read once a cell."""
     for tensor in [t.name for t in draft.spec.temporaries]:
         writer = inlinable(draft.spec, tensor)
-        if isinstance(writer, str):
+        if isinstance(writer, str) or tensor in draft.quantized:
             continue
         cells, reads = work_of(writer), 0
         for op in draft.spec.readers(tensor):

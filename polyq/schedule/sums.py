@@ -14,6 +14,7 @@ from polyq.schedule.axes import share_among_threads
 from polyq.schedule.draft import Draft, plain_dim, size_of
 from polyq.schedule.layouts import Words
 from polyq.schedule.packing import scale_partner
+from polyq.schedule.quantized import multiplies_integers, sum_integers
 from polyq.schedule.tiles import Tile, packable
 
 #: unrolled copies of lanes for a reduction that has no other independent sums: they hide the latency of an addition
@@ -35,7 +36,7 @@ def distribute(draft: Draft, name: str) -> list[str]:
         return []
     extra = draft.do("distribute", op=name)
     for other in extra:
-        draft.do("factor", op=other, inner=tuple(inner))
+        sum_integers(draft, draft.do("factor", op=other, inner=tuple(inner)))
     draft.note(f"{name}: split into {len(terms)} sums, since an inner sum over {', '.join(inner)} serves many results")
     return extra
 
@@ -44,6 +45,7 @@ def inner_dims(op: Op) -> list[str]:
     """The longest run of innermost reduced dims over which some factor is constant while another varies."""
     reduced = [d for d in op.dims if d in op.reduced]
     terms = monomials(op.body) or ()
+    least = 2 if multiplies_integers(op) else 8  # integers wait for no rounding: their sums stay apart from floats
     for start in range(len(reduced)):
         inner = set(reduced[start:])
         size = 1
@@ -51,7 +53,7 @@ def inner_dims(op: Op) -> list[str]:
             size *= size_of(op.extent(d))
         varying = all(any(dims_of(f) & inner for f in t.factors) for t in terms)
         steady = any(is_read(f) and not dims_of(f) & inner for t in terms for f in t.factors)
-        if size >= 8 and varying and steady:
+        if size >= least and varying and steady:
             return reduced[start:]
     return []
 
@@ -68,6 +70,7 @@ def hoist(draft: Draft, name: str) -> list[str]:
     if not inner or not hoistable(op, inner):
         return []
     made = draft.do("factor", op=name, inner=tuple(inner))
+    sum_integers(draft, made)
     draft.note(f"{name}: factors that are constant over {', '.join(inner)} leave the inner sum")
     return made
 
