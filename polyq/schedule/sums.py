@@ -86,19 +86,24 @@ def sum_in_words(draft: Draft, name: str, tile: Tile) -> list[str]:
     before = {o.name for o in draft.spec.ops}
     hoist(draft, name)
     if tile.words is not None:
-        _take_apart(draft, _reader_of_words(draft, tile.words), tile)
+        for reader in _readers_of_words(draft, tile.words):
+            _take_apart(draft, reader, tile)
     fresh = [o for o in draft.spec.ops if o.name not in before and not draft.plan.stage(o.name).kinds]
     return [o.name for o in fresh if tile.dim in o.dims]  # what has no lanes serves all tiles: it stands alone
 
 
-def _reader_of_words(draft: Draft, words: Words) -> str:
-    """Return the sum that walks packed codes: where factors were moved out, that is the inner one."""
+def _readers_of_words(draft: Draft, words: Words) -> list[str]:
+    """Return the sums that walk packed codes: where factors were moved out, these are the inner ones."""
+    found: list[str] = []
     for op in draft.spec.ops:
         for r in op.reads:
             walked = words.along in op.reduced and any(words.along in e.dims() for e in r.index)
             if walked and r.tensor in draft.plan.prepared and dtypes.info(r.dtype).bits < 16:
-                return op.name
-    raise ScheduleError(f"no sum walks packed codes along {words.along}")
+                found.append(op.name)
+                break
+    if not found:
+        raise ScheduleError(f"no sum walks packed codes along {words.along}")
+    return found
 
 
 def _take_apart(draft: Draft, name: str, tile: Tile) -> None:
@@ -106,6 +111,8 @@ def _take_apart(draft: Draft, name: str, tile: Tile) -> None:
     assert tile.words is not None
     k, fields = tile.words.along, tile.words.fields
     draft.do("split_dim", op=name, dim=k, factor=fields, outer=f"{k}b", inner=f"{k}u")
+    if not dtypes.is_float(draft.spec.op(name).body.dtype):  # two fields of a word meet in one sum of integers
+        return
     few = tile.vectors * prod(n for _, n in tile.unroll) < 2 * CHAINS
     two = draft.relaxed and few  # which hide the latency
     if two:
