@@ -35,11 +35,20 @@ _I32 = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """How activations become integers: the dtype of a plane, its greatest value, and how many planes there are."""
+    """How activations become integers: the dtype of a plane, its greatest value, and how many planes there are.
+
+    Values of i8 lie in 16 bits, as multiply-adds of pairs take them: a product of 8-bit pairs of full range may leave
+    the 16 bits that the instructions for bytes have for it.
+    """
 
     dtype: str
     levels: int
     planes: int = 1
+
+    @property
+    def name(self) -> str:
+        """How a plane is called."""
+        return f"i{self.levels.bit_length() + 1}"
 
     @property
     def reach(self) -> int:
@@ -47,7 +56,7 @@ class Mode:
         return -dtypes.value_range(self.dtype)[0]
 
 
-MODES: dict[str, Mode] = {"i16": Mode("i16", 32767), "i16x2": Mode("i16", 1 << 14, 2), "i8": Mode("i8", 127)}
+MODES: dict[str, Mode] = {"i16": Mode("i16", 32767), "i16x2": Mode("i16", 1 << 14, 2), "i8": Mode("i16", 127)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +353,7 @@ class _Rewrite:
         inverse = self._op(f"{stem}.inverse", wide, layout, group, but_for_zeros(apply("div", levels, top)), last)
         quotient = apply("mul", element, inverse)
         whole_number = Cast(apply("rint", quotient), mode.dtype)
-        high = self._op(f"{stem}.{mode.dtype}", mode.dtype, layout, whole, whole_number, last)
+        high = self._op(f"{stem}.{mode.name}", mode.dtype, layout, whole, whole_number, last)
         outside = replace(step, index=layout.place(group))
         planes: list[tuple[Scalar, ...]] = [(outside, Cast(replace(high, index=layout.place(whole)), wide))]
         if mode.planes == 2:
