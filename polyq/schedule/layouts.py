@@ -68,7 +68,7 @@ def free_operands(draft: Draft, op: Op) -> frozenset[str]:
         if not all(e.is_constant for e in draft.spec.tensor(name).extents):
             continue
         alone = all(reader.target == op.target for reader in draft.spec.readers(name))
-        if alone and sum(r.tensor == name for r in op.reads) == 1:
+        if alone and len({r for r in op.reads if r.tensor == name}) == 1:
             found.add(name)
     return frozenset(found)
 

@@ -34,10 +34,11 @@ def distribute(draft: Draft, name: str) -> list[str]:
     parts = [frozenset(d for f in t.factors if dims_of(f) & set(inner) for d in dims_of(f)) & result for t in terms]
     if not inner or all(p == parts[0] for p in parts):
         return []
-    extra = draft.do("distribute", op=name)
+    extra = draft.do("distribute", op=name, inner=tuple(inner))
     for other in extra:
         sum_integers(draft, draft.do("factor", op=other, inner=tuple(inner)))
-    draft.note(f"{name}: split into {len(terms)} sums, since an inner sum over {', '.join(inner)} serves many results")
+    count = len(extra) + 1
+    draft.note(f"{name}: split into {count} sums, since an inner sum over {', '.join(inner)} serves many results")
     return extra
 
 

@@ -150,10 +150,10 @@ def partial_sums(plan: Plan, op: str, keep: Sequence[str], tensor: str | None = 
     return plan.with_spec(rewrite.partial_sums(plan.spec, op, tuple(keep), tensor, outer))
 
 
-def distribute(plan: Plan, op: str) -> Plan:
+def distribute(plan: Plan, op: str, inner: Sequence[str] = ()) -> Plan:
     """Give each term of a sum its own statement (see :func:`polyq.affine.sums.distribute`)."""
     plan.stage(op)
-    return plan.with_spec(sums.distribute(plan.spec, op))
+    return plan.with_spec(sums.distribute(plan.spec, op, tuple(inner)))
 
 
 def factor(plan: Plan, op: str, inner: Sequence[str], tensor: str | None = None) -> Plan:
