@@ -312,9 +312,12 @@ def _layout(spec: Spec, op: Op, load: Load, inner: tuple[str, ...]) -> _Layout:
     kept = [c.substitute(names) for c in op.where if c.expr.dims() <= set(renamed)]
     for e, source, extent in zip(index, load.index, t.extents, strict=True):
         if any(c.expr.dims() & source.dims() and not c.expr.dims() <= set(renamed) for c in op.where):
-            kept += [Constraint(e), Constraint(extent - 1 - e)]  # what kept the subscript inside may not hold here
-    inside = tuple(renamed[d] for d in inner)
-    return _Layout(tuple(outer), inside, extents, tuple(index), at, tuple(dict.fromkeys(kept)))
+            ranges = {n: (0, x.const - 1) for n, x in extents.items() if x.is_constant}
+            for inside in (e, extent - 1 - e):  # what kept the subscript inside may not hold here
+                span = inside.bounds(ranges)
+                kept += [] if span is not None and span[0] >= 0 else [Constraint(inside)]
+    within = tuple(renamed[d] for d in inner)
+    return _Layout(tuple(outer), within, extents, tuple(index), at, tuple(dict.fromkeys(kept)))
 
 
 class _Rewrite:

@@ -23,9 +23,10 @@ from polyq.schedule.cores import schedule_core
 from polyq.schedule.draft import Draft, bounds_its_sum, plain_dim, size_of, typical, work_of
 from polyq.schedule.groups import Group, group_of
 from polyq.schedule.legality import is_carried
-from polyq.schedule.quantized import quantize_activations
+from polyq.schedule.quantized import multiplies_integers, quantize_activations
 from polyq.schedule.rows import schedule_dots, schedule_plain, schedule_rows
 from polyq.schedule.schedule import Schedule
+from polyq.schedule.sums import hoist
 from polyq.schedule.target import Target
 from polyq.schedule.tiles import stride
 
@@ -273,6 +274,9 @@ def _dispatch(draft: Draft, root: Op, group: Group) -> None:
 
 def _plain(draft: Draft, tensor: str) -> None:
     """Keep the order of the program, and use lanes and threads where no dependence is carried."""
+    for op in draft.spec.writers(tensor):
+        if multiplies_integers(op):
+            hoist(draft, op.name)
     for op in draft.spec.writers(tensor):
         free = frozenset(d for d in op.dims if size_of(op.extent(d)) > 1 and not is_carried(draft.spec, op.name, d))
         point = draft.save()

@@ -124,9 +124,10 @@ def _holds_codes(spec: Spec, tensor: str) -> bool:
 
 
 def multiplies_integers(op: Op) -> bool:
-    """Whether every term of a sum of floats holds a product of integers."""
-    terms = monomials(op.body)
-    return terms is not None and all(sum(map(_is_integer, t.factors)) > 1 for t in terms)
+    """Whether every term of a sum of floats holds an integer, and some term a product of two."""
+    terms = monomials(op.body) if op.reduce == "+" and is_float(op.body.dtype) else None
+    counts = [sum(map(_is_integer, t.factors)) for t in terms or ()]
+    return bool(counts) and min(counts) > 0 and max(counts) > 1
 
 
 def _is_integer(f: Scalar) -> bool:
