@@ -208,23 +208,28 @@ def _operation(fn: str, dtype: str, value: Array, args: Sequence[Value]) -> Arra
 
 
 def _unless_exact(fn: str, dtype: str, value: Array, args: Sequence[Value], bound: Array) -> Array:
-    """Return no error where exact operands have a result that the dtype holds: there is nothing to round.
+    """Return no error where exact operands have a result that f32 holds: scaled by a power of two, or a difference.
 
-    What float64 itself rounds of a sum is known as well (Knuth's two-sum); a product of numbers of at most 24 bits is
-    exact in it. This is what tells products and quotients with a power of two, and remainders, from other operations.
+    What float64 itself rounds of a sum is known as well (Knuth's two-sum). Other products are charged as if they were
+    rounded, though some are not.
     """
-    if dtype == "f64" or not all(is_exact(a[1]) or not a[1].all() for a in args):
+    if dtype != "f32" or not all(is_exact(a[1]) or not a[1].all() for a in args):
         return bound
     (a, e1), (b, e2) = args[0][:2], args[1][:2]
     with np.errstate(all="ignore"):
-        held = value.astype(np.float32).astype(np.float64) == value if dtype == "f32" else np.zeros((), bool)
-        if fn == "div":
-            held &= value * b == a
-        elif fn != "mul":
+        held = value.astype(np.float32).astype(np.float64) == value
+        if fn in ("mul", "div"):
+            held &= _is_power(b) | (_is_power(a) if fn == "mul" else False)
+        else:
             b = -b if fn == "sub" else b
             part = value - a
             held &= (a - (value - part)) + (b - part) == 0
     return np.where(held & (e1 == 0) & (e2 == 0), 0.0, bound)
+
+
+def _is_power(v: Array) -> Array:
+    """Whether elements are powers of two."""
+    return np.abs(np.frexp(v)[0]) == 0.5
 
 
 def _of_product(a: Value, b: Value) -> Array:
