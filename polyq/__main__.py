@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--function", metavar="NAME", help="the function of an MLIR file that has several")
     parser.add_argument("--emit", choices=("schedule", "loops", "c"), help="print this and stop")
     parser.add_argument("--threads", type=_positive, metavar="N", help="at most so many threads; default: all cores")
-    parser.add_argument("--numerics", default="reassoc", help="strict or reassoc (default)")
+    parser.add_argument("--numerics", default="reassoc", help="strict, reassoc (default), i16, i16x2 or i8")
     parser.add_argument("--target", default="native", help="native (default), c, sse, avx2, avx512, neon")
     values = f"the value of a parameter; default {DEFAULT_SIZE}, m=1 and m=16 for the flagship"
     data = "an input's data; the others are random"

@@ -83,9 +83,9 @@ def test_threads_is_a_whole_number(threads):
         polyq.build(build_programs.scale(), threads=threads)
 
 
-@pytest.mark.parametrize("mode", ["i16", "i16x2", "i8", "fast"])
+@pytest.mark.parametrize("mode", ["i4", "fast"])
 def test_numerics_that_are_not_there_are_refused_by_name(mode):
-    with pytest.raises(ScheduleError, match=f"^numerics='{mode}' is not known; choose one of 'strict', 'reassoc'$"):
+    with pytest.raises(ScheduleError, match=f"^numerics='{mode}' is not known; choose one of 'strict', 'reassoc', 'i16', 'i16x2', 'i8'$"):
         polyq.build(build_programs.scale(), numerics=mode)
 
 

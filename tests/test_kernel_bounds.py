@@ -198,7 +198,7 @@ def test_a_comparison_that_may_flip_covers_both_branches():
 
 def test_a_rounding_to_integers_that_may_go_either_way():
     spec = polyq.parse("t[i] = x[i] * w[i]\ny[i] = f32(i32(rint(t[i])))", x=f32(3), w=f32(3))
-    bound = polyq.build(spec).error_bound(x=np.array([0.5, 0.7, 5], "f4"), w=np.array([1, 1, 0.5], "f4"))
+    bound = polyq.build(spec).error_bound(x=np.array([1.5, 0.7, 2.5], "f4"), w=np.array([3, 1, 3], "f4"))
     assert bound[0] == pytest.approx(1)
     assert bound[1] == 0
     assert bound[2] == pytest.approx(1)

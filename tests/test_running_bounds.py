@@ -197,8 +197,20 @@ def test_the_root_of_a_square_next_to_zero():
     bound = _bound(spec, x=np.array([0, 1e-23, 1], "f4"))
     assert np.isfinite(bound).all()
     assert bound[0] >= math.sqrt(2.0**-150)
-    other = parse("y[i] = sqrt(x[i] * x[i] - 1.0)", x=("f32", (1,)))
-    assert np.isinf(_bound(other, x=np.array([1], "f4"))).all()
+    other = parse("y[i] = sqrt(x[i] * x[i] - 9.0)", x=("f32", (1,)))
+    assert np.isinf(_bound(other, x=np.array([3], "f4"))).all()
+
+
+def test_what_f32_holds_is_not_rounded():
+    """Products with powers of two and differences of exact operands: a rounding to integers after them is sure."""
+    x = {"x": ("f32", (4,))}
+    given = np.array([5, 2.5, 0.1, 2.0**-140], "f4")
+    assert _bound(parse("y[i] = x[i] * 0.5", **x), x=given).tolist() == [0, 0, 0, 0]
+    assert _bound(parse("y[i] = x[i] / 4.0", **x), x=given).tolist() == [0, 0, 0, 0]
+    assert _bound(parse("y[i] = rint(x[i] * 0.5)", **x), x=given).tolist() == [0, 0, 0, 0]
+    kept, lost = _bound(parse("y[i] = x[i] - 2.0", x=("f32", (2,))), x=np.array([2.5, 1e-9], "f4"))
+    assert kept == 0
+    assert lost >= 2 * U * 0.5
 
 
 # ---- slices

@@ -212,10 +212,21 @@ def _each(function: Callable[[float], float], x: Array) -> Array:
     return np.array(list(map(function, values.ravel().tolist())), np.float64).reshape(values.shape)
 
 
+def binade(x: Array) -> Array:
+    """Return the greatest power of two that is at most ``x``, at least 0; 0 below 2**-126, inf of what is not finite.
+
+    >>> binade(np.float32([0.0, 0.75, 5.0, np.inf])).tolist()
+    [0.0, 0.5, 4.0, inf]
+    """
+    finite = np.isfinite(x)
+    powers = np.ldexp(x.dtype.type(0.5), np.frexp(np.where(finite, x, 1.0))[1])
+    return np.where(finite, np.where(x < 2.0**-126, 0.0, powers), np.inf).astype(x.dtype)
+
+
 _NUMPY: dict[str, Any] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "floordiv": _floor_divide,
     "mod": _remainder, "neg": np.negative, "abs": np.abs, "min": np.minimum, "max": np.maximum, "lt": np.less,
     "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal,
     "and": np.logical_and, "or": np.logical_or, "not": np.logical_not, "sqrt": np.sqrt, "floor": np.floor,
-    "rint": np.rint,
+    "rint": np.rint, "binade": binade,
 }  # fmt: skip

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from polyq.affine import dtypes
 from polyq.affine.scalar import Apply, Cast, Const, Index, Load, Scalar, format_scalar
 from polyq.affine.spec import Op
 
-__all__ = ["overflow_notes"]
+__all__ = ["integer_range", "overflow_notes"]
 
 Range = tuple[int, int]
 
@@ -26,6 +26,19 @@ def overflow_notes(ops: Sequence[Op]) -> tuple[str, ...]:
         if note is not None:
             found[f"op {op.name}: {note}"] = None
     return tuple(found)
+
+
+def integer_range(s: Scalar, box: Mapping[str, Range]) -> Range | None:
+    """Return the range of an integer scalar whose arithmetic never wraps; ``None`` for a float, or where it may.
+
+    ``box`` holds the ranges of dims.
+
+    >>> integer_range(Cast(Load("w", (), "u4"), "i32"), {})
+    (0, 15)
+    """
+    notes: list[str] = []
+    found = _Ranges(dict(box), notes.append).of(s)
+    return None if notes else found
 
 
 class _Ranges:

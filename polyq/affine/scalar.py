@@ -78,6 +78,9 @@ FUNCTIONS: dict[str, tuple[int, str, str]] = {
     "erf": (1, "f", "same"), "floor": (1, "f", "same"), "rint": (1, "f", "same"),
     # ldexp(x, e): x * 2**e with e an Index or integer Const; made by rewrites, never by a front end
     "ldexp": (2, "f", "same"),
+    # binade(x): the greatest power of two that is at most x, which is not negative; 0 of 0 and of subnormal numbers,
+    # inf of what is not finite; made by rewrites as well
+    "binade": (1, "f", "same"),
 }  # fmt: skip
 
 

@@ -86,8 +86,10 @@ def _sum_terms(spec: Spec, name: str) -> tuple[Op, tuple[Monomial, ...]]:
     return op, terms
 
 
-def distribute(spec: Spec, name: str) -> Spec:
+def distribute(spec: Spec, name: str, inner: Sequence[str] = ()) -> Spec:
     """Give each term of a summed body a statement of its own.
+
+    With ``inner``, terms stay together whose sums over these dims have the same dims left.
 
     rewrite: ``y[p] += a(p, k) - b(p, k)`` -> ``y[p] += a(p, k); y[p] += -b(p, k)``
     requires: a sum whose body does not read the target.
@@ -97,10 +99,17 @@ def distribute(spec: Spec, name: str) -> Spec:
         raise ScheduleError(f"distribute({name!r}): {name} reads its own target")
     taken = tensor_names(spec)
     ops: list[Op] = []
+    groups: dict[object, list[Monomial]] = {}
     for i, term in enumerate(terms):
+        left = (d for f in term.factors if dims_of(f) & set(inner) for d in dims_of(f) - set(inner))
+        groups.setdefault(frozenset(left) if inner else i, []).append(term)
+    for i, together in enumerate(groups.values()):
         label = name if i == 0 else fresh(taken, f"{name}.{i + 1}")
         taken.add(label)
-        ops.append(replace(op, name=label, body=term.scalar(op.body.dtype)))
+        body = together[0].scalar(op.body.dtype)
+        for term in together[1:]:
+            body = apply("add" if term.sign > 0 else "sub", body, product(term.factors, 1, op.body.dtype))
+        ops.append(replace(op, name=label, body=body))
     at = spec.ops.index(op)
     return spec.with_ops((*spec.ops[:at], *ops, *spec.ops[at + 1 :]))
 

@@ -30,7 +30,7 @@ class CallableModule(ModuleType):
         program: Spec | Schedule,
         /,
         *,
-        numerics: Literal["strict", "reassoc"] | None = None,
+        numerics: Literal["strict", "reassoc", "i16", "i16x2", "i8"] | None = None,
         threads: int | None = None,
         target: str | None = None,
         constants: Iterable[str] = (),

@@ -9,7 +9,9 @@ from polyq.emit.ctypes import UNARY, Value, scalar_name, width
 from polyq.emit.halves import narrowed
 from polyq.emit.helpers import Helpers
 
-__all__ = ["absolute", "combiner", "divide", "minmax", "operands", "saturated", "scaled", "transcendental", "unary"]
+__all__ = [
+    "absolute", "binade", "combiner", "divide", "minmax", "operands", "saturated", "scaled", "transcendental", "unary",
+]  # fmt: skip
 
 #: reduction operators: the C operator, and the stem of the helper's name
 _OPERATORS = {"+": "add", "*": "mul"}
@@ -54,6 +56,8 @@ def divide(helpers: Helpers, fn: str, dtype: str) -> str:
 def saturated(helpers: Helpers, value: Value, dtype: str, to: str) -> Value:
     """Return a float as an integer in the range of ``dtype``: truncated, saturated, 0 for NaN; ``to`` computes it."""
     low, high = dtypes.value_range(dtype)
+    if value.lanes > 1 and value.dtype == "f32" and high - low < 1 << 24:
+        return _saturated_lanes(helpers, value, dtype, to)
     scalar, source = scalar_name(to), scalar_name(value.dtype)
     name = f"{dtype}_from_{value.dtype}"
     least = f"({scalar})({low + 1} - 1)" if low == -(1 << 63) else f"({scalar}){low}"
@@ -64,6 +68,28 @@ def saturated(helpers: Helpers, value: Value, dtype: str, to: str) -> Value:
         f"  return x != x ? 0 : x <= {float(low)!r} ? {least} : x >= {float(high + 1)!r} ? {most} : ({scalar})x;\n}}",
     )
     return helpers.by_lane(name, value, to)
+
+
+def _saturated_lanes(helpers: Helpers, value: Value, dtype: str, to: str) -> Value:
+    """All lanes at once, for ranges whose ends f32 holds: NaN becomes 0, then the value is brought into the range."""
+    low, high = dtypes.value_range(dtype)
+    floats, bits = helpers.vector("f32", value.lanes), helpers.vector("i32", value.lanes)
+
+    def bounded(text: str, sign: str, end: int) -> str:
+        limit = helpers.splat(Value(f"{float(end)!r}f", "f32", 1), value.lanes)
+        beyond = Value(f"{text} {sign} {limit.text}", "mask", value.lanes)
+        return helpers.select(beyond, limit, Value(text, "f32", value.lanes)).text
+
+    whole = helpers.convert(Value("x", "f32", value.lanes), "i32")
+    name = f"{dtype}_from_{floats}"
+    helpers.add(
+        name,
+        f"static inline {helpers.vector(to, value.lanes)} {name}({floats} x) {{\n"
+        f"  x = ({floats})(({bits})x & (x == x));\n  x = {bounded('x', '<', low)};\n  x = {bounded('x', '>', high)};\n"
+        f"  const {bits} w = {whole.text};\n"
+        f"  return {helpers.convert(Value('w', 'i32', value.lanes), to).text};\n}}",
+    )
+    return Value(f"{name}({value.text})", to, value.lanes)
 
 
 def absolute(helpers: Helpers, a: Value) -> Value:
@@ -85,6 +111,18 @@ def absolute(helpers: Helpers, a: Value) -> Value:
         body = f"(x ^ (x >> {bits - 1})) - (x >> {bits - 1})"
     helpers.add(name, f"static inline {vector} {name}({vector} x) {{ return {body}; }}")
     return Value(f"{name}({a.text})", a.dtype, a.lanes)
+
+
+def binade(helpers: Helpers, a: Value) -> Value:
+    """Return the greatest power of two that is at most the value, of at least 0, in each lane: its exponent alone."""
+    scalar, mask = ("double", "0x7ff0000000000000") if a.dtype == "f64" else ("float", "0x7f800000")
+    bits, name = 64 if a.dtype == "f64" else 32, f"binade_{a.dtype}"
+    helpers.add(
+        name,
+        f"static inline {scalar} {name}({scalar} x) {{\n  union {{ {scalar} f; uint{bits}_t u; }} r = {{x}};\n"
+        f"  r.u &= {mask}u;\n  return r.f < 0x1p-126 ? 0 : r.f;\n}}",
+    )
+    return helpers.by_lane(name, a, a.dtype)
 
 
 def unary(helpers: Helpers, fn: str, a: Value) -> Value:

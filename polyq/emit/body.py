@@ -15,7 +15,7 @@ import cgen
 from polyq.affine import dtypes
 from polyq.affine.expr import Affine, Constraint
 from polyq.affine.scalar import loads, substitute_dims
-from polyq.emit import blocks, shapes
+from polyq.emit import blocks, dots, shapes
 from polyq.emit.address import Memory, Names, Registers, Storage, affine_text, constant_shape, memory_of, stem
 from polyq.emit.arithmetic import minmax
 from polyq.emit.ctypes import compute_type, storage_type
@@ -134,8 +134,11 @@ class Emitter:
         """Return the C of a run; before another node of the block, every register variable has to be declared."""
         run = Run(self.helpers, self.names, self.storage, self.strict, self.prefetch, self._undeclared, self._innermost)
         run.expect((step.assign.value, step.lanes) for step in steps)
-        for step in steps:
-            emit(run, step)
+        for step in dots.paired(run, steps):
+            if isinstance(step, dots.Pair):
+                dots.emit_pair(run, step)
+            else:
+                emit(run, step)
         notes, self._notes = self._notes, []
         lines = [*notes, *run.text()]
         if not last:

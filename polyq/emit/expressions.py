@@ -151,6 +151,8 @@ def _arithmetic(run: Run, fn: str, args: list[Value], dtype: str) -> Value:
         return arithmetic.operands(helpers, arithmetic.divide(helpers, fn, a.dtype), parts)
     if fn == "abs":
         return arithmetic.absolute(helpers, a)
+    if fn == "binade":
+        return arithmetic.binade(helpers, a)
     if fn in ("sqrt", "floor", "rint"):
         return arithmetic.unary(helpers, fn, a)
     return arithmetic.transcendental(helpers, fn, a, dtype, fast=not run.strict)

@@ -15,7 +15,7 @@ from polyq.emit.ctypes import LOOSE, UNARY, Value, compute_type, stored_unit, wi
 if TYPE_CHECKING:
     from polyq.emit.run import Lanes, Run
 
-__all__ = ["decoded", "load_vector", "loaded", "masked_field", "packed_place", "prefetch"]
+__all__ = ["decoded", "field_place", "load_vector", "loaded", "masked_field", "packed_place", "prefetch", "words_at"]
 
 
 def loaded(run: Run, load: Load, lanes: Lanes | None) -> Value:
@@ -145,8 +145,8 @@ def _gathered(run: Run, load: Load, lanes: Lanes) -> Value:
 
 
 # ---- fields of 32-bit lanes
-def _field_of(run: Run, load: Load, lanes: Lanes) -> tuple[Value, int] | None:
-    """Return the 32-bit words that hold one element of each lane, and its bit; ``None`` where lanes lie otherwise.
+def field_place(run: Run, load: Load, lanes: Lanes) -> tuple[Offset, int] | None:
+    """Return where the 32-bit words begin that hold one element of each lane, and which field it is; else ``None``.
 
     Rows are whole words and all lanes have the same place in their words, so that no word ends outside the array; in a
     tail the words of dead lanes are 0, and not touched.
@@ -164,6 +164,21 @@ def _field_of(run: Run, load: Load, lanes: Lanes) -> tuple[Value, int] | None:
     else:
         begin = offset_of(storage, load.index).at(lanes.var, Affine(0))
         at = replace(begin, known=begin.known - position)
+    return at, position.const
+
+
+def _field_of(run: Run, load: Load, lanes: Lanes) -> tuple[Value, int] | None:
+    """Return the 32-bit words that hold one element of each lane, and its bit; ``None`` where lanes lie otherwise."""
+    place = field_place(run, load, lanes)
+    if place is None:
+        return None
+    return words_at(run, load, lanes, place[0]), place[1] * dtypes.info(load.dtype).bits
+
+
+def words_at(run: Run, load: Load, lanes: Lanes, at: Offset) -> Value:
+    """Return the 32-bit words of all lanes, as a variable."""
+    storage = run.storage[load.tensor]
+    assert isinstance(storage, Memory)
     prefetch(run, load.tensor, storage, at)
     address, vector = at.plus(storage.pointer, run.names), run.helpers.vector("u32", lanes.width)
     # the load names what a store forgets
@@ -174,7 +189,7 @@ def _field_of(run: Run, load: Load, lanes: Lanes) -> tuple[Value, int] | None:
         raw = run.helpers.load_words(lanes.width, address, lanes.count)
     # measured: a mask that reads the words from the first cache again costs less than the register that held them
     # (6 x 2 tile, 8-bit codes, Zen 3: 0.77 of the FMA limit, 0.57 with the words held)
-    return run.once(key, raw, f"{stem(load.tensor)}_words", keep=False), position.const * d.bits
+    return run.once(key, raw, f"{stem(load.tensor)}_words", keep=False)
 
 
 def _multiple(e: Affine, count: int) -> bool:

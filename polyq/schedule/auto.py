@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import prod
 
 from polyq.affine.dtypes import info, is_float
@@ -28,9 +29,11 @@ from polyq.schedule.legality import is_carried
 from polyq.schedule.overlap import COSTLY, keeps
 from polyq.schedule.panels import keeps_panel
 from polyq.schedule.placing import place_producers
+from polyq.schedule.quantized import multiplies_integers, quantize_activations
 from polyq.schedule.rows import schedule_dots, schedule_plain, schedule_rows, schedule_total
 from polyq.schedule.scans import schedule_scan
 from polyq.schedule.schedule import Schedule
+from polyq.schedule.sums import hoist
 from polyq.schedule.target import Target
 from polyq.schedule.tiles import stride
 
@@ -72,6 +75,7 @@ def choose_numbered(
 def _chosen(spec: Spec, numerics: str, target: str, constants: frozenset[str]) -> Schedule:
     draft = Draft(spec, numerics, Target.named(target), constants)
     shift_boxes(draft)
+    quantize_activations(draft)
     inline_producers(draft)
     separate_groups(draft)
     handled: set[str] = set()
@@ -105,7 +109,7 @@ def checked(made: Schedule, shown: Callable[[str], str] = str) -> Schedule:
         f"the plain order runs instead: {certificate}"
     )
     warnings.warn(shown(text), RuntimeWarning, stacklevel=3)
-    return Schedule(made.spec, made.numerics, made.target, (), (text,))
+    return replace(Schedule.naive(made.spec, made.numerics, made.target), notes=(text,))
 
 
 def _next(spec: Spec, handled: set[str]) -> Op | None:
@@ -128,9 +132,9 @@ def inline_producers(draft: Draft) -> None:
     """Inline temporaries that are cheap to compute, or read once a cell."""
     for tensor in [t.name for t in draft.spec.temporaries]:
         writer = inlinable(draft.spec, tensor)
-        if isinstance(writer, str) or keeps(draft.spec, tensor, draft.target):
+        if isinstance(writer, str) or tensor in draft.quantized or keeps(draft.spec, tensor, draft.target):
             continue
-        if shared := keeps_panel(draft, writer):
+        if not draft.quantized and (shared := keeps_panel(draft, writer)):
             draft.note(f"{tensor}: kept, a panel at a time, since {shared} rows share what is computed from codes")
             continue
         cells, reads = work_of(writer), 0
@@ -304,6 +308,9 @@ def _dispatch(draft: Draft, root: Op, group: Group) -> None:
 
 def _plain(draft: Draft, tensor: str) -> None:
     """Keep the order of the program, and use lanes and threads where no dependence is carried."""
+    for op in draft.spec.writers(tensor):
+        if multiplies_integers(op):
+            hoist(draft, op.name)
     for op in draft.spec.writers(tensor):
         free = frozenset(d for d in op.dims if size_of(op.extent(d)) > 1 and not is_carried(draft.spec, op.name, d))
         if schedule_scan(draft, op):

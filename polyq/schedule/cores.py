@@ -11,7 +11,8 @@ from polyq.schedule.draft import Draft, plain_dim, size_of, work_of
 from polyq.schedule.groups import Group, Member, is_contraction
 from polyq.schedule.packing import pack_constants
 from polyq.schedule.panels import pack_panel, panels_of
-from polyq.schedule.sums import arrange, distribute, sum_in_lanes, sum_in_words
+from polyq.schedule.quantized import multiplies_integers
+from polyq.schedule.sums import arrange, distribute, hoist, sum_in_lanes, sum_in_words
 from polyq.schedule.tiles import Tile, choose_tile
 
 __all__ = ["schedule_core"]
@@ -27,6 +28,7 @@ def schedule_core(draft: Draft, root: Op, group: Group) -> None:
         main = draft.spec.op(main.name)
         tile = choose_tile(draft, main, packs=True)
     if tile is None:
+        extra += hoist(draft, main.name) if multiplies_integers(main) else []
         _scalar_core(draft, root, group, extra)
         return
     follows = member.dims(main.name)

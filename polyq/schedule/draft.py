@@ -50,6 +50,7 @@ class Draft:
         self.directives: list[Directive] = []
         self.notes: list[str] = []
         self.divided: set[str] = set()  # tensors whose sums are shared among threads already
+        self.quantized: set[str] = set()  # tensors of quantized activations: computed once, whatever that costs
         self.private: set[str] = set()  # tensors that are copies made to accumulate in
 
     @property

@@ -14,6 +14,7 @@ from polyq.affine.expr import Affine, Dim, FloorDiv
 from polyq.affine.scalar import Cast, Load, walk
 from polyq.affine.spec import Op
 from polyq.schedule.draft import Draft, plain_dim, size_of
+from polyq.schedule.quantized import multiplies_integers
 
 __all__ = ["Words", "free_operands", "lane_axis", "step_axis", "tile_rows", "walked_dims", "words_of"]
 
@@ -25,10 +26,25 @@ MOST_PADDING = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Narrow integers as fields of 32-bit lanes: ``fields`` neighbours along the reduced dim ``along``."""
+    """Narrow integers as fields of 32-bit lanes: ``fields`` neighbours along the reduced dim ``along``.
+
+    With ``halves`` two neighbours lie half a word apart, as 16-bit multiply-adds of pairs take them.
+    """
 
     fields: int
     along: str
+    halves: bool = False
+
+    def field(self, element: Affine) -> Affine:
+        """Return which field holds an element of the dim."""
+        half = self.fields // 2
+        place = element % self.fields
+        return place // 2 + (place % 2) * half if self.halves else place
+
+    def element(self, field: Affine) -> Affine:
+        """Return which element of a word a field holds: the inverse of :meth:`field`."""
+        half = self.fields // 2
+        return (field % half) * 2 + field // half if self.halves else field
 
 
 def tile_rows(draft: Draft, extent: Affine) -> int:
@@ -91,7 +107,7 @@ def words_of(
             and extent.const % fields == 0
             and all(step_axis(r, k, fields, draft.spec.tensor(r.tensor).extents) is not None for r in narrow)
         ):
-            return Words(fields, k)
+            return Words(fields, k, multiplies_integers(op))
     return None
 
 

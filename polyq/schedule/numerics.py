@@ -1,5 +1,7 @@
 """What a kernel may change of the arithmetic, by name."""
 
-__all__ = ["NUMERICS"]
+__all__ = ["INTEGER", "NUMERICS"]
 
-NUMERICS = ("strict", "reassoc")
+#: modes in which activations that meet narrow integers become integers themselves (``polyq.affine.quantize.MODES``)
+INTEGER = ("i16", "i16x2", "i8")
+NUMERICS = ("strict", "reassoc", *INTEGER)

@@ -65,12 +65,12 @@ def _pack(draft: Draft, load: Load, readers: list[str], dim: str, rows: int, wor
     assert lanes is not None
     narrow = dtypes.info(load.dtype).bits < 16
     step = step_axis(load, words.along, words.fields, t.extents) if words and narrow else None
-    fields = words.fields if words is not None and step is not None else 1
+    words = words if step is not None else None
     width = draft.target.lanes("f32")
     walked = _is_walked(load, main, dim)
     sides = STREAMS if walked and rows % (STREAMS * width) == 0 else 1
-    axes = _packed_axes(t.extents, lanes, step, fields, _outside_in(load, main, lanes), (sides, rows, width))
-    source = _source(len(t.shape), lanes, step, fields, (sides, rows, width))
+    axes = _packed_axes(t.extents, lanes, step, words, _outside_in(load, main, lanes), (sides, rows, width))
+    source = _source(len(t.shape), lanes, step, words, (sides, rows, width))
     where = () if t.extents[lanes] % rows == Affine(0) else (Constraint(t.extents[lanes] - 1 - source[lanes]),)
     (copy,) = draft.do(
         "copy_of", tensor=t.name, readers=tuple(readers), shape=tuple(a.extent for a in axes),
@@ -87,8 +87,9 @@ def _pack(draft: Draft, load: Load, readers: list[str], dim: str, rows: int, wor
 
 
 def _packed_axes(
-    extents: Sequence[Affine], lanes: int, step: int | None, fields: int, others: list[int], tile: tuple[int, int, int]
-) -> list[_Axis]:
+    extents: Sequence[Affine], lanes: int, step: int | None, words: Words | None, others: list[int],
+    tile: tuple[int, int, int],
+) -> list[_Axis]:  # fmt: skip
     """Return the axes of a packed constant, outermost first: [side][tile][others ..][vector][lane][field].
 
     ``tile`` is (sides, rows of a tile, lanes of a vector).
@@ -99,17 +100,19 @@ def _packed_axes(
     axes = [_Axis("h", Affine(sides), (row % rows) // part)] if sides > 1 else []
     axes.append(_Axis("t", (extents[lanes] + rows - 1) // rows, row // rows))
     for k in others:
-        each = fields if k == step else 1
+        each = words.fields if words is not None and k == step else 1
         axes.append(_Axis(f"e{k}", extents[k] // each, Affine.dim(f"e{k}") // each))
     if part > width:
         axes.append(_Axis("v", Affine(part // width), (row % part) // width))
     axes.append(_Axis("r", Affine(min(part, width)), row % min(part, width)))
-    if step is not None:
-        axes.append(_Axis("f", Affine(fields), Affine.dim(f"e{step}") % fields))
+    if step is not None and words is not None:
+        axes.append(_Axis("f", Affine(words.fields), words.field(Affine.dim(f"e{step}"))))
     return axes
 
 
-def _source(rank: int, lanes: int, step: int | None, fields: int, tile: tuple[int, int, int]) -> tuple[Affine, ...]:
+def _source(
+    rank: int, lanes: int, step: int | None, words: Words | None, tile: tuple[int, int, int]
+) -> tuple[Affine, ...]:
     """Return the element that a cell of the packed constant holds: the inverse of :func:`_packed_axes`."""
     sides, rows, width = tile
     part = rows // sides
@@ -119,8 +122,8 @@ def _source(rank: int, lanes: int, step: int | None, fields: int, tile: tuple[in
         found[lanes] += Affine.dim("h") * part
     if part > width:
         found[lanes] += Affine.dim("v") * width
-    if step is not None:
-        found[step] = found[step] * fields + Affine.dim("f")
+    if step is not None and words is not None:
+        found[step] = found[step] * words.fields + words.element(Affine.dim("f"))
     return tuple(found)
 
 

@@ -24,7 +24,7 @@ from polyq.schedule.explanation import Explanation
 from polyq.schedule.legality import check_order
 from polyq.schedule.loopnest import LoopNest
 from polyq.schedule.lower import lower
-from polyq.schedule.numerics import NUMERICS
+from polyq.schedule.numerics import INTEGER, NUMERICS
 from polyq.schedule.stages import Plan
 from polyq.schedule.storage import pack
 from polyq.schedule.target import Target
@@ -93,8 +93,16 @@ class Schedule:
 
     @staticmethod
     def naive(spec: Spec, numerics: str = "reassoc", target: str = "native") -> Schedule:
-        """Return the schedule that runs one op after another, each in the order of its dims."""
-        return Schedule(spec, numerics, target)
+        """Return the schedule that runs one op after another, each in the order of its dims.
+
+        Under integer numerics it begins with the rewrites that these are.
+        """
+        made = Schedule(spec, numerics, target)
+        if numerics not in INTEGER:
+            return made
+        from polyq.schedule.quantized import in_order  # it builds schedules
+
+        return in_order(made)
 
     @staticmethod
     def auto(
@@ -256,6 +264,14 @@ class Schedule:
     def factor(self, op: str, inner: Sequence[str]) -> Schedule:
         """Move factors that do not depend on ``inner`` out of the sum over ``inner``."""
         return self._with("factor", op=op, inner=_names(inner))
+
+    def quantize(self, op: str, operand: str, inner: Sequence[str], numerics: str) -> Schedule:
+        """Round a float operand of a sum to integers, one step for each group of the dims ``inner``."""
+        return self._with("quantize", op=op, operand=operand, inner=_names(inner), numerics=numerics)
+
+    def integers(self, op: str) -> Schedule:
+        """Let a sum of products of integers, which are floats as yet, run in i32, which is proven to hold it."""
+        return self._with("integers", op=op)
 
     def distribute(self, op: str) -> Schedule:
         """Give each term of a sum its own statement."""

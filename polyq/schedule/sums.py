@@ -13,6 +13,7 @@ from polyq.schedule.axes import share_among_threads
 from polyq.schedule.draft import Draft, size_of
 from polyq.schedule.layouts import Words
 from polyq.schedule.packing import scale_partner
+from polyq.schedule.quantized import multiplies_integers, sum_integers
 from polyq.schedule.tiles import Tile
 
 #: unrolled copies of lanes for a reduction that has no other independent sums: they hide the latency of an addition
@@ -32,10 +33,11 @@ def distribute(draft: Draft, name: str) -> list[str]:
     parts = [frozenset(d for f in t.factors if dims_of(f) & set(inner) for d in dims_of(f)) & result for t in terms]
     if not inner or all(p == parts[0] for p in parts):
         return []
-    extra = draft.do("distribute", op=name)
+    extra = draft.do("distribute", op=name, inner=tuple(inner))
     for other in extra:
-        draft.do("factor", op=other, inner=tuple(inner))
-    draft.note(f"{name}: split into {len(terms)} sums, since an inner sum over {', '.join(inner)} serves many results")
+        sum_integers(draft, draft.do("factor", op=other, inner=tuple(inner)))
+    count = len(extra) + 1
+    draft.note(f"{name}: split into {count} sums, since an inner sum over {', '.join(inner)} serves many results")
     return extra
 
 
@@ -43,6 +45,7 @@ def inner_dims(op: Op) -> list[str]:
     """The longest run of innermost reduced dims over which some factor is constant while another varies."""
     reduced = [d for d in op.dims if d in op.reduced]
     terms = monomials(op.body) or ()
+    least = 2 if multiplies_integers(op) else 8  # integers wait for no rounding: their sums stay apart from floats
     for start in range(len(reduced)):
         inner = set(reduced[start:])
         size = 1
@@ -50,7 +53,7 @@ def inner_dims(op: Op) -> list[str]:
             size *= size_of(op.extent(d))
         varying = all(any(dims_of(f) & inner for f in t.factors) for t in terms)
         steady = any(is_read(f) and not dims_of(f) & inner for t in terms for f in t.factors)
-        if size >= 8 and varying and steady:
+        if size >= least and varying and steady:
             return reduced[start:]
     return []
 
@@ -67,6 +70,7 @@ def hoist(draft: Draft, name: str) -> list[str]:
     if not inner or not hoistable(op, inner):
         return []
     made = draft.do("factor", op=name, inner=tuple(inner))
+    sum_integers(draft, made)
     draft.note(f"{name}: factors that are constant over {', '.join(inner)} leave the inner sum")
     return made
 
@@ -82,19 +86,24 @@ def sum_in_words(draft: Draft, name: str, tile: Tile) -> list[str]:
     before = {o.name for o in draft.spec.ops}
     hoist(draft, name)
     if tile.words is not None:
-        _take_apart(draft, _reader_of_words(draft, tile.words), tile)
+        for reader in _readers_of_words(draft, tile.words):
+            _take_apart(draft, reader, tile)
     fresh = [o for o in draft.spec.ops if o.name not in before and not draft.plan.stage(o.name).kinds]
     return [o.name for o in fresh if tile.dim in o.dims]  # what has no lanes serves all tiles: it stands alone
 
 
-def _reader_of_words(draft: Draft, words: Words) -> str:
-    """Return the sum that walks packed codes: where factors were moved out, that is the inner one."""
+def _readers_of_words(draft: Draft, words: Words) -> list[str]:
+    """Return the sums that walk packed codes: where factors were moved out, these are the inner ones."""
+    found: list[str] = []
     for op in draft.spec.ops:
         for r in op.reads:
             walked = words.along in op.reduced and any(words.along in e.dims() for e in r.index)
             if walked and r.tensor in draft.plan.prepared and dtypes.info(r.dtype).bits < 16:
-                return op.name
-    raise ScheduleError(f"no sum walks packed codes along {words.along}")
+                found.append(op.name)
+                break
+    if not found:
+        raise ScheduleError(f"no sum walks packed codes along {words.along}")
+    return found
 
 
 def _take_apart(draft: Draft, name: str, tile: Tile) -> None:
@@ -102,6 +111,8 @@ def _take_apart(draft: Draft, name: str, tile: Tile) -> None:
     assert tile.words is not None
     k, fields = tile.words.along, tile.words.fields
     draft.do("split_dim", op=name, dim=k, factor=fields, outer=f"{k}b", inner=f"{k}u")
+    if not dtypes.is_float(draft.spec.op(name).body.dtype):  # two fields of a word meet in one sum of integers
+        return
     few = tile.vectors * prod(n for _, n in tile.unroll) < 2 * CHAINS
     two = draft.relaxed and few  # which hide the latency
     if two:

@@ -15,6 +15,7 @@ from polyq.affine.scalar import Cast, Load, Scalar, walk
 from polyq.affine.spec import Op, Spec
 from polyq.schedule.draft import Draft, bounds_its_sum, is_weighed, plain_dim, size_of
 from polyq.schedule.layouts import Words, free_operands, lane_axis, tile_rows, words_of
+from polyq.schedule.quantized import multiplies_integers
 
 __all__ = ["PANEL_USES", "Tile", "choose_tile", "packable", "stride"]
 
@@ -110,6 +111,8 @@ def _tiles(
     if fields > 1:
         budget = 8
         lanes = _words(size_of(op.extent(dim)), fields, lanes)
+    # what is taken from a word passes through a mask, and products of integers through a register of their own
+    spare = 2 if multiplies_integers(op) else 0
     tiles: list[Tile] = []
     pairs = [(), *((d,) for d in others), *combinations(others, 2)]
     if fields > 1:  # the conversion of a word's fields bounds these tiles: independent sums count, not reuse
@@ -121,7 +124,7 @@ def _tiles(
             tiles += [
                 _weigh(op, dim, reduced, lanes, vectors, unroll, fields, words, free)
                 for unroll in _unrolls(op, dims, budget // vectors)
-                if (fields > 1 or _live(op, dim, vectors, unroll) <= draft.target.registers)
+                if (fields > 1 or _live(op, dim, vectors, unroll) + spare <= draft.target.registers)
                 and not (free and tile_rows(draft, op.extent(dim)) % (vectors * lanes))
                 and not (reduced and _product(unroll) > STREAMS and _streams(op, dim, unroll) > STREAMS)
             ]

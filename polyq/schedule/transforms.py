@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 
+from polyq.affine import quantize as quantization
 from polyq.affine import rewrite, sums
 from polyq.affine.dtypes import is_float
 from polyq.affine.errors import ScheduleError
@@ -150,10 +151,10 @@ def partial_sums(plan: Plan, op: str, keep: Sequence[str], tensor: str | None = 
     return plan.with_spec(rewrite.partial_sums(plan.spec, op, tuple(keep), tensor, outer))
 
 
-def distribute(plan: Plan, op: str) -> Plan:
+def distribute(plan: Plan, op: str, inner: Sequence[str] = ()) -> Plan:
     """Give each term of a sum its own statement (see :func:`polyq.affine.sums.distribute`)."""
     plan.stage(op)
-    return plan.with_spec(sums.distribute(plan.spec, op))
+    return plan.with_spec(sums.distribute(plan.spec, op, tuple(inner)))
 
 
 def factor(plan: Plan, op: str, inner: Sequence[str], tensor: str | None = None) -> Plan:
@@ -166,6 +167,18 @@ def scale_fields(plan: Plan, op: str, codes: str, packed: str, dim: str, fields:
     """Convert fields of words where they lie (see :func:`polyq.affine.sums.scale_fields`)."""
     plan.stage(op)
     return plan.with_spec(sums.scale_fields(plan.spec, op, codes, packed, dim, fields))
+
+
+def quantize(plan: Plan, op: str, operand: str, inner: Sequence[str], numerics: str) -> Plan:
+    """Round a sum's operand to integers, group by group (see :func:`polyq.affine.quantize.quantize`)."""
+    plan.stage(op)
+    return plan.with_spec(quantization.quantize(plan.spec, op, operand, tuple(inner), numerics))
+
+
+def integers(plan: Plan, op: str) -> Plan:
+    """Let a sum of integers run in i32 (see :func:`polyq.affine.quantize.integers`)."""
+    plan.stage(op)
+    return plan.with_spec(quantization.integers(plan.spec, op))
 
 
 def accumulate(plan: Plan, tensor: str, local: str | None = None) -> Plan:
@@ -213,7 +226,7 @@ TRANSFORMS: dict[str, Callable[..., Plan]] = {
     f.__name__: _checked(f)
     for f in (
         split, reorder, mark, fuse, unfuse, prefetch, stream, prepare,
-        inline, split_dim, partial_sums, distribute, factor, scale_fields, accumulate, copy_of,
+        inline, split_dim, partial_sums, distribute, factor, scale_fields, quantize, integers, accumulate, copy_of,
         shift, trim_fill, store_as, canonical,
     )
 }  # fmt: skip
@@ -225,6 +238,8 @@ REWRITES = frozenset(
         "distribute",
         "factor",
         "scale_fields",
+        "quantize",
+        "integers",
         "accumulate",
         "copy_of",
         "shift",
@@ -237,7 +252,7 @@ REWRITES = frozenset(
 
 def changes_rounding(spec: Spec, name: str, arguments: dict[str, object]) -> bool:
     """Whether a rewrite changes the order or the factors of a float computation."""
-    if name not in ("partial_sums", "distribute", "factor", "scale_fields"):
+    if name not in ("partial_sums", "distribute", "factor", "scale_fields", "quantize", "integers"):
         return False
     op = spec.op(str(arguments["op"]))
     return is_float(spec.tensor(op.target).dtype) and not (name == "partial_sums" and op.reduce in ("min", "max"))

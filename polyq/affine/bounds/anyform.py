@@ -188,6 +188,7 @@ _SAME: dict[str, Callable[[Array, Sequence[Value]], Value]] = {
     "neg": _unchanged, "abs": _unchanged, "min": _larger, "max": _larger,
     "floor": lambda value, args: _leaf(value, rules.monotone(np.floor, value, args[0])),
     "rint": lambda value, args: _leaf(value, rules.monotone(np.rint, value, args[0])),
+    "binade": lambda value, args: _leaf(value, rules.monotone(rules.MONOTONE["binade"], value, args[0])),
 }  # fmt: skip
 
 

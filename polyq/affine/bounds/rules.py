@@ -13,6 +13,7 @@ import numpy as np
 from polyq.affine.arrays import Array
 from polyq.affine.dtypes import value_range
 from polyq.affine.instances import Value
+from polyq.affine.interpret import binade
 
 __all__ = [
     "MONOTONE",
@@ -30,7 +31,7 @@ __all__ = [
 
 ZERO = np.zeros(())
 #: functions of one float that round nothing and never fall
-MONOTONE: dict[str, Callable[[Array], Array]] = {"floor": np.floor, "rint": np.rint}
+MONOTONE: dict[str, Callable[[Array], Array]] = {"floor": np.floor, "rint": np.rint, "binade": binade}
 
 
 def is_exact(error: Array) -> bool:

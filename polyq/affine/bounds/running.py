@@ -188,11 +188,13 @@ def _operation(fn: str, dtype: str, value: Array, args: Sequence[Value]) -> Arra
     """Return the error of an operation that rounds."""
     errors = [a[1] for a in args]
     if fn in ("add", "sub"):
-        return _rounded(dtype, value, errors[0] + errors[1])
+        return _unless_exact(fn, dtype, value, args, _rounded(dtype, value, errors[0] + errors[1]))
     if fn == "mul":
-        return _rounded(dtype, value, _of_product(args[0], args[1]), UNDERFLOW[dtype])
+        bound = _rounded(dtype, value, _of_product(args[0], args[1]), UNDERFLOW[dtype])
+        return _unless_exact(fn, dtype, value, args, bound)
     if fn == "div":
-        return _rounded(dtype, value, rules.quotient(args[0], args[1], value), UNDERFLOW[dtype])
+        bound = _rounded(dtype, value, rules.quotient(args[0], args[1], value), UNDERFLOW[dtype])
+        return _unless_exact(fn, dtype, value, args, bound)
     if fn == "ldexp":  # a power of two scales exactly, but for what falls below the least number
         scale = np.ldexp(1.0, np.clip(args[1][0], -4000, 4000).astype(np.int32))
         return (errors[0] if is_exact(errors[0]) else errors[0] * scale) + UNDERFLOW[dtype]
@@ -203,6 +205,31 @@ def _operation(fn: str, dtype: str, value: Array, args: Sequence[Value]) -> Arra
         return _rounded(dtype, value, inherited)
     relative, absolute = function_error(dtype)
     return inherited + relative * binade(np.abs(value) + inherited) + absolute
+
+
+def _unless_exact(fn: str, dtype: str, value: Array, args: Sequence[Value], bound: Array) -> Array:
+    """Return no error where exact operands have a result that f32 holds: scaled by a power of two, or a difference.
+
+    What float64 itself rounds of a sum is known as well (Knuth's two-sum). Other products are charged as if they were
+    rounded, though some are not.
+    """
+    if dtype != "f32" or not all(is_exact(a[1]) or not a[1].all() for a in args):
+        return bound
+    (a, e1), (b, e2) = args[0][:2], args[1][:2]
+    with np.errstate(all="ignore"):
+        held = value.astype(np.float32).astype(np.float64) == value
+        if fn in ("mul", "div"):
+            held &= _is_power(b) | (_is_power(a) if fn == "mul" else False)
+        else:
+            b = -b if fn == "sub" else b
+            part = value - a
+            held &= (a - (value - part)) + (b - part) == 0
+    return np.where(held & (e1 == 0) & (e2 == 0), 0.0, bound)
+
+
+def _is_power(v: Array) -> Array:
+    """Whether elements are powers of two."""
+    return np.abs(np.frexp(v)[0]) == 0.5
 
 
 def _of_product(a: Value, b: Value) -> Array:
