@@ -44,3 +44,14 @@ def test_bound_unbound_and_interpreted_are_equal(seed):
         wanted = polyq.interpret(spec, **arrays)
         same(free(**arrays), wanted)
         same(layer(**{name: array for name, array in arrays.items() if name not in fixed}), wanted)
+
+
+def test_what_is_overwritten_before_its_reader_is_not_moved_down():
+    spec = polyq.parse("t[i] = a[i]\na[i] = b[i]\ny[i] = t[i] + a[i]", a=("f32", (70,)), b=("f32", (70,)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a refused certificate
+        kernel = polyq.build(spec)
+    a, b = np.random.default_rng(0).standard_normal((2, 70), dtype=np.float32)
+    after, y = kernel(a=a, b=b)
+    np.testing.assert_array_equal(after, b)
+    np.testing.assert_array_equal(y, a + b)

@@ -78,6 +78,8 @@ def _member(spec: Spec, tensor: str, root: Op, maps: dict[str, dict[str, str]], 
         return None
     if any(op.where and not bounds_its_sum(op) for op in writers) or any(op.where for op in readers):
         return None
+    if any(_is_overwritten(spec, op, root) for op in writers):
+        return None
     rank = len(spec.tensor(tensor).shape)
     accesses = [(maps[op.name], r.index) for op in readers for r in op.reads if r.tensor == tensor]
     follows: list[str | None] = []
@@ -101,6 +103,13 @@ def _member(spec: Spec, tensor: str, root: Op, maps: dict[str, dict[str, str]], 
             return None
         aligned.append((op.name, tuple(pairs.items())))
     return Member(tensor, tuple(op.name for op in writers), level, tuple(aligned))
+
+
+def _is_overwritten(spec: Spec, op: Op, root: Op) -> bool:
+    """Whether something that ``op`` reads is written between it and the root: moved there, it would read that."""
+    between = spec.ops[spec.ops.index(op) + 1 : spec.ops.index(root)]
+    written = {o.target for o in between} - {op.target}
+    return any(r.tensor in written for r in op.reads)
 
 
 def _nests(level: frozenset[str], members: list[Member], root: Op) -> bool:
