@@ -135,6 +135,7 @@ def inline_producers(draft: Draft) -> None:
         if isinstance(writer, str) or tensor in draft.quantized or keeps(draft.spec, tensor, draft.target):
             continue
         if not draft.quantized and (shared := keeps_panel(draft, writer)):
+            draft.kept.add(tensor)
             draft.note(f"{tensor}: kept, a panel at a time, since {shared} rows share what is computed from codes")
             continue
         cells, reads = work_of(writer), 0

@@ -13,7 +13,7 @@ from polyq.schedule.packing import pack_constants
 from polyq.schedule.panels import pack_panel, panels_of
 from polyq.schedule.quantized import multiplies_integers
 from polyq.schedule.sums import arrange, distribute, hoist, sum_in_lanes, sum_in_words
-from polyq.schedule.tiles import Tile, choose_tile
+from polyq.schedule.tiles import Tile, choose_tile, packable
 
 __all__ = ["schedule_core"]
 
@@ -21,12 +21,8 @@ __all__ = ["schedule_core"]
 def schedule_core(draft: Draft, root: Op, group: Group) -> None:
     """Tile the root for the heaviest reduction; all members are computed for one tile at a time."""
     member, main = _heaviest(draft, root, group)
-    tile = choose_tile(draft, main, packs=True)
-    extra: list[str] = []
-    if tile is None or tile.words is None:  # where words are taken apart, one pass over the groups serves all terms
-        extra = distribute(draft, main.name)
-        main = draft.spec.op(main.name)
-        tile = choose_tile(draft, main, packs=True)
+    tile, extra = _tile_for(draft, main)
+    main = draft.spec.op(main.name)
     if tile is None:
         extra += hoist(draft, main.name) if multiplies_integers(main) else []
         _scalar_core(draft, root, group, extra)
@@ -48,6 +44,22 @@ def schedule_core(draft: Draft, root: Op, group: Group) -> None:
     for load in panels:
         pack_panel(draft, root, load, tile, follows, [*parts, main.name])
     _hints(draft, root, [o.name for o in draft.spec.ops if draft.plan.stage(o.name).at is not None], tile, follows)
+
+
+def _tile_for(draft: Draft, main: Op) -> tuple[Tile | None, list[str]]:
+    """Choose the tile of a reduction; return the ops that its further terms became, too."""
+    tile = choose_tile(draft, main, packs=True)
+    kept = [r for r in main.reads if r.tensor in draft.kept]
+    if any(tile is None or tile.reduced or not packable(main, r, tile.dim) for r in kept):
+        for load in kept:  # no tile of lanes walks a panel of it
+            draft.kept.discard(load.tensor)
+            draft.do("inline", tensor=load.tensor)
+            draft.note(f"{load.tensor}: computed where it is read after all, since no lanes lie along its panel")
+        return _tile_for(draft, draft.spec.op(main.name))
+    if tile is not None and tile.words is not None:  # words are taken apart: one pass over the groups serves all terms
+        return tile, []
+    extra = distribute(draft, main.name)
+    return choose_tile(draft, draft.spec.op(main.name), packs=True) if extra else tile, extra
 
 
 def _heaviest(draft: Draft, root: Op, group: Group) -> tuple[Member, Op]:

@@ -51,6 +51,7 @@ class Draft:
         self.notes: list[str] = []
         self.divided: set[str] = set()  # tensors whose sums are shared among threads already
         self.quantized: set[str] = set()  # tensors of quantized activations: computed once, whatever that costs
+        self.kept: set[str] = set()  # temporaries that are computed a panel at a time
         self.private: set[str] = set()  # tensors that are copies made to accumulate in
 
     @property

@@ -63,7 +63,9 @@ def panels_of(draft: Draft, main: Op, tile: Tile) -> list[Load]:
     found: list[Load] = []
     width = tile.lanes * tile.vectors
     for load in dict.fromkeys(main.reads):
-        if not packable(main, load, tile.dim):
+        if load.tensor in draft.kept:
+            found.append(load)
+        if load.tensor in draft.kept or not packable(main, load, tile.dim):
             continue
         cells = width
         for d in {d for e in load.index for d in e.dims()} - {tile.dim}:
@@ -84,8 +86,7 @@ def pack_panel(draft: Draft, root: Op, load: Load, tile: Tile, follows: dict[str
         "copy_of", tensor=load.tensor, readers=(reader,), shape=tuple(t.extents[k] for k in positions), dims=dims,
         source=tuple(Affine.dim(f"e{k}") for k in range(len(t.shape))), place=tuple(Affine.dim(d) for d in dims),
     )  # fmt: skip
-    computed = load.tensor not in draft.spec.input_names
-    fields = _compute_in(draft, copy, load.tensor, dims[-1]) if computed else []
+    fields = _compute_in(draft, copy, load.tensor, dims[-1]) if load.tensor in draft.kept else []
     draft.do("fuse", producer=copy, into=root.name, at=f"{follows[tile.dim]}o")
     lane = dims[-1]
     draft.do("split", op=copy, axis=lane, factor=tile.lanes, outer=f"{lane}b", inner=f"{lane}v")
