@@ -25,7 +25,7 @@ from polyq.affine.dtypes import info, numpy_dtype
 from polyq.affine.expr import Affine, Param
 from polyq.affine.names import meant
 from polyq.affine.places import placed
-from polyq.affine.sample import Box, boxes, instances, part_of
+from polyq.affine.sample import Box, box_within, boxes, instances, part_of
 from polyq.build.housekeeping import command
 from polyq.limits import Fma, read_bandwidth
 from polyq.schedule.display import byte_size
@@ -286,7 +286,8 @@ def _checked(kernel: Kernel, parameters: dict[str, int], arrays: dict[str, Any])
             bounds: Sequence[Array] = [np.zeros(y.shape) for y in expected]
         else:
             # the same kind of bound as for the whole: of the part of what the schedule computes, in its order
-            of_part = Evaluation(part_of(form.spec, part, parameters), form.sums) if part else form
+            inside = _boxes_within(spec, form.spec, part, parameters)
+            of_part = Evaluation(part_of(form.spec, inside, parameters), form.sums) if part else form
             bounds = error_bound(small, given, expected, evaluation=of_part)
         oracle.append((expected, bounds))
     held = {name: given[name] for name in kernel.constants}
@@ -303,6 +304,15 @@ def _checked(kernel: Kernel, parameters: dict[str, int], arrays: dict[str, Any])
             and right
         )
     return results, right
+
+
+def _boxes_within(spec: Spec, evaluated: Spec, part: dict[str, Box], parameters: dict[str, int]) -> dict[str, Box]:
+    """Return boxes of a program's outputs as those of what a schedule evaluates, which may have other shapes."""
+    found: dict[str, Box] = {}
+    for t, other in zip(spec.outputs, evaluated.outputs, strict=True):
+        if t.name in part:
+            found[other.name] = box_within(part[t.name], shape_of(t, parameters), shape_of(other, parameters))
+    return found
 
 
 def _report(name: str, y: Array, reference: Array, bound: Array, size: int) -> bool:

@@ -55,7 +55,7 @@ def test_how_many_products_an_i32_holds(terms: int, fits: bool):
     ],
 )
 def test_what_never_wraps_has_no_note(text: str, tensors: dict[str, tuple[str, object]]):
-    assert notes(text, **tensors) == ()
+    assert [note for note in notes(text, **tensors) if "no statement reads or writes" not in note] == []
 
 
 @pytest.mark.parametrize("body", ["a[i] + b[i]", "a[i] - b[i]", "-a[i]", "abs(a[i])", "a[i]//b[i]", "a[i]*b[i]"])

@@ -6,7 +6,7 @@ needs is a spec of its own, over the same tensors, with narrower dims.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -18,7 +18,7 @@ from polyq.affine.extents import alone
 from polyq.affine.scalar import substitute_dims
 from polyq.affine.spec import Op, Spec, Tensor
 
-__all__ = ["Box", "boxes", "instances", "part_of"]
+__all__ = ["Box", "box_within", "boxes", "instances", "part_of"]
 
 #: the cells from first to last (exclusive) along each axis
 Box = tuple[tuple[int, int], ...]
@@ -43,6 +43,19 @@ def boxes(tensor: Tensor, params: Mapping[str, int], cells: int, count: int, see
             box.append((start, min(n, start + width)))
         found.append(tuple(box))
     return found
+
+
+def box_within(box: Box, shape: Sequence[int], other: Sequence[int]) -> Box:
+    """Return the least box that holds the cells of ``box`` where the same memory has another shape.
+
+    >>> box_within(((1, 2), (0, 4)), (2, 6), (3, 4))  # cells 6 to 9
+    ((1, 3), (0, 4))
+    """
+    cells = np.arange(prod(shape)).reshape(tuple(shape))[tuple(slice(*ends) for ends in box)]
+    if cells.size == 0:
+        return tuple((0, 0) for _ in other)
+    places = np.unravel_index(cells.ravel(), tuple(other)) if other else ()
+    return tuple((int(at.min()), int(at.max()) + 1) for at in places)
 
 
 def part_of(spec: Spec, wanted: Mapping[str, Box], params: Mapping[str, int]) -> Spec:

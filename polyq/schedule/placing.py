@@ -17,7 +17,7 @@ from polyq.affine.dtypes import info
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine
 from polyq.affine.scalar import Load
-from polyq.affine.spec import Spec
+from polyq.affine.spec import Op, Spec
 from polyq.schedule.draft import Draft, size_of, work_of
 from polyq.schedule.legality import check_order
 from polyq.schedule.loopnest import Assign, Block, Guard, Loop, LoopNest, Scope, walk
@@ -52,10 +52,15 @@ def place_producers(draft: Draft) -> None:
     """Put nests of whole temporaries inside the nests that read them, where counts favour it."""
     for tensor in reversed([t.name for t in draft.spec.temporaries]):
         reader = _only_reader(draft.plan, tensor)
-        copies = all(isinstance(op.body, Load) for op in draft.spec.writers(tensor))  # whoever made it knew where
+        copies = all(_copies(draft, op) for op in draft.spec.writers(tensor))  # whoever made it knew where
         small = _bytes(draft.spec, tensor) <= draft.target.l2 // 2
         if reader is not None and not (copies or small or tensor in draft.plan.prepared):
             _place(draft, tensor, reader)
+
+
+def _copies(draft: Draft, op: Op) -> bool:
+    """Whether an op copies what is no accumulator of its own."""
+    return isinstance(op.body, Load) and op.body.tensor not in draft.private
 
 
 def _bytes(spec: Spec, tensor: str) -> int:
