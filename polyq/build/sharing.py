@@ -13,7 +13,6 @@ from typing import Any
 
 from polyq.affine.naming import NUMBERED, Renaming
 from polyq.build import cache
-from polyq.emit.address import Names
 from polyq.emit.module import Module
 
 __all__ = ["Link", "read_link", "rendered", "with_interface", "write_link"]
@@ -59,6 +58,8 @@ def rendered(module: Module, renaming: Renaming) -> Module:
 
     What is compiled is the module itself; this one is for readers, and for programs in C.
     """
+    from polyq.emit.address import Names  # a kernel from the cache does without
+
     head, mark, body = module.source.partition("*/")
     names = Names()
     words: dict[str, None] = {}
