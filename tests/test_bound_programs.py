@@ -55,3 +55,24 @@ def test_what_is_overwritten_before_its_reader_is_not_moved_down():
     after, y = kernel(a=a, b=b)
     np.testing.assert_array_equal(after, b)
     np.testing.assert_array_equal(y, a + b)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "s[m] += y[m, n]",
+        "s[n] += y[m, n]",
+        "s[m] max= y[m, n]",
+        "s[m] += y[m, n] * y[m, n]",
+        "s[m] = y[m, 0] + y[m, 1]",
+    ],
+)
+def test_a_contraction_with_cells_beside_its_reader_stands_alone(after):
+    text = f"y[m, n] += x[m, k] * w[n, k]\n{after}"
+    spec = polyq.parse(text, x=("f32", ("m", 24)), w=("f32", (32, 24)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kernel = polyq.build(spec)
+    for m in (0, 1, 50):
+        arrays = exact_arrays(spec, {"m": m}, 0)
+        same(kernel(**arrays), polyq.interpret(spec, **arrays))

@@ -119,6 +119,7 @@ def _nests(level: frozenset[str], members: list[Member], root: Op) -> bool:
 def _contractions_alone(spec: Spec, root: Op, members: list[Member]) -> tuple[Member, ...]:
     """A contraction is tiled over all dims of the root; what would tie its loops to an outer level stands alone."""
     whole = frozenset(root.dims)
+    members = [m for m in members if m.level != whole or all(_follows(m, spec.op(op)) for op in m.ops)]
     heavy = [m for m in members if any(is_contraction(spec.op(op)) for op in m.ops)]
     if any(m.level == whole for m in heavy):
         first = next(m for m in members if m in heavy and m.level == whole)
@@ -126,6 +127,11 @@ def _contractions_alone(spec: Spec, root: Op, members: list[Member]) -> tuple[Me
     else:
         members = [m for m in members if m not in heavy]
     return _closed(spec, root, members)
+
+
+def _follows(member: Member, op: Op) -> bool:
+    """Whether the cells that a reduction writes have dims of the root alone, so that a tile of the root holds them."""
+    return op.reduce is None or all(d in op.reduced or d in member.dims(op.name) for d in op.dims)
 
 
 def _closed(spec: Spec, root: Op, members: list[Member]) -> tuple[Member, ...]:
