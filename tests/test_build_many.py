@@ -79,6 +79,19 @@ def test_errors_name_the_program_and_keep_their_class(folder):
         polyq.build_many([3])
 
 
+def test_programs_that_wait_behind_an_error_do_not_keep_it(folder):
+    code = """
+import faulthandler, polyq
+faulthandler.dump_traceback_later(60, exit=True)
+try:
+    polyq.build_many([3, *[polyq.parse("y[i] = 2 * x[i]", x=("i32", ("n",)))] * 20], workers=1)
+except TypeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("build_many: program 1 of 21 (int): polyq.build: expected a Spec"), done.stderr
+
+
 def test_an_error_in_another_process_is_raised_here(folder):
     wide = polyq.parse("y[i] = x[i]", x=("u4", ("n",)))
     racing = polyq.Schedule.naive(wide).parallel("y", "i")  # threads would share a byte

@@ -143,7 +143,7 @@ def _all(
             others.end()
         pool.shutdown(wait=False, cancel_futures=True)
         discard_of(threads)
-        while wait(futures, timeout=0.1).not_done:  # one may have begun to compile just now
+        while wait([f for f in futures if not f.done()], timeout=0.1).not_done:  # one may have begun to compile just now
             discard_of(threads)
 
 
