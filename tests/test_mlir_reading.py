@@ -289,7 +289,7 @@ def test_large_programs_are_checked_in_samples(capsys, bandwidth, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "quantized.mlir: 8 functions, @layer, @open, @grouped_result, @collapsed, @packed, @nibbles, @integers, @constant_zeros; name one by function=..."),
+        ([], f"{FOLDER / 'quantized.mlir'}: 8 functions, @layer, @open, @grouped_result, @collapsed, @packed, @nibbles, @integers, @constant_zeros; name one by function=..."),
         (["--function", "layer", "--input", "q=x.npy"], "--input q: the program has no such input; its inputs: codes: i8[6, 3, 4], x: f32[1, 2, 3, 4], scales: f32[6, 3], zeros: f32[6, 3]"),
         (["--function", "layer", "--input", f"x={__file__}"], f"--input x: {__file__} is no array in numpy's format: "),
     ],

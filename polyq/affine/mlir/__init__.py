@@ -41,6 +41,6 @@ def _text(source: str | PathLike[str]) -> tuple[str, str]:
         return source, "<mlir>"
     path = Path(fspath(source))
     try:
-        return path.read_text(encoding="utf-8"), path.name
+        return path.read_text(encoding="utf-8"), str(path)
     except OSError as error:
         raise SpecError(f"cannot read {path}: {error.strerror}; expected MLIR text or the path of a file") from None
