@@ -89,6 +89,8 @@ def test_a_read_of_a_cell_that_nothing_wrote():
         ("y[i] = a[0:3]", "subscript `0:3`: slices are no part of index notation; name a dim"),
         ("y[i] = a[i] where i != 3", "`i != 3`: a constraint compares with <, <=, >, >= or =="),
         ("y[i] = a[i] where i", "`i` is no constraint: expected a comparison of affine expressions, such as k <= i"),
+        ("y[i] = a[i] where i > 1 and i < 3", "`i > 1 and i < 3` is no constraint: expected comparisons of affine expressions, separated by commas"),
+        ("y[i] = a[i] where i < 1 or i > 3", "`i < 1 or i > 3` is no constraint: expected comparisons of affine expressions; all that a statement has must hold"),
         ("y[i] = a[i] where i*i < 3", "`i * i` is not affine: one factor of a product must be a constant"),
         ("y[i] = a[i] where i < b", "where: b is a tensor; constraints have dims, parameters and constants only"),
     ],

@@ -107,6 +107,9 @@ def _affine_binary(node: ast.BinOp, op: ast.operator, left: Affine, right: Affin
 
 def constraints(node: ast.expr, atom: Callable[[str], Dim | Param]) -> tuple[Constraint, ...]:
     """Return the constraints of one comparison, chained ones included: ``0 <= i - j < 4`` gives two."""
+    if isinstance(node, ast.BoolOp):
+        parted = ", separated by commas" if isinstance(node.op, ast.And) else "; all that a statement has must hold"
+        raise SpecError(f"`{source(node)}` is no constraint: expected comparisons of affine expressions{parted}")
     if not isinstance(node, ast.Compare):
         raise SpecError(
             f"`{source(node)}` is no constraint: expected a comparison of affine expressions, such as k <= i"
