@@ -252,7 +252,10 @@ def _one_run(kernel: Kernel, parameters: dict[str, int], data: dict[str, Array],
     results, right = _checked(kernel, parameters, arrays)
     if save is not None:
         found: dict[str, Any] = {**arrays, **dict(zip(spec.output_names, results, strict=True))}
-        np.savez(save, **found)
+        try:
+            np.savez(save, **found)
+        except OSError as error:
+            raise polyq.ArgumentError(f"--save: cannot write {save}: {error.strerror}") from None
     result = kernel.benchmark(**cast("dict[str, Any]", parameters))
     low, high = result.spread
     threads = f"{result.threads} thread{'s' * (result.threads != 1)}"

@@ -85,6 +85,12 @@ def test_a_missing_file_is_one_line(tmp_path, capsys):
     assert capsys.readouterr().err == f"python -m polyq: cannot read {path}: No such file or directory\n"
 
 
+def test_a_folder_that_is_missing(program, tmp_path, capsys):
+    path = tmp_path / "none" / "run.npz"
+    assert command.main([program("x: f32[8]\ny[i] = 2 * x[i]"), "--save", str(path)]) == 2
+    assert capsys.readouterr().err == f"python -m polyq: --save: cannot write {path}: No such file or directory\n"
+
+
 def test_a_file_that_is_no_text(tmp_path, capsys):
     path = tmp_path / "binary"
     path.write_bytes(b"\xff\xfe\x00")

@@ -342,6 +342,11 @@ def test_every_truncation_is_found(tmp_path):
         polyq.load(path)
 
 
+def test_folders_are_made(tmp_path):
+    layer, _, _ = bound()
+    assert polyq.load(layer.save(tmp_path / "a" / "b" / "layer")).held.keys() == layer.held.keys()
+
+
 def test_what_is_no_layer(tmp_path):
     (tmp_path / "text").write_text("import os")
     np.save(tmp_path / "array.npy", np.zeros(4096))

@@ -64,6 +64,7 @@ def save(bound: Bound, path: str | os.PathLike[str]) -> Path:
     header = {**_header(kernel), "arrays": _array_list(held, offsets), "bytes": end, "sha256": total.hexdigest()}
     text = json.dumps(header, allow_nan=False, separators=(",", ":")).encode()
     prefix = _PREFIX.pack(MAGIC, VERSION, len(text), hashlib.sha256(text).digest())
+    place.parent.mkdir(parents=True, exist_ok=True)
     name = place.parent / f".{place.name}-{secrets.token_hex(8)}"
     handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
