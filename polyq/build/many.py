@@ -143,7 +143,8 @@ def _all(
             others.end()
         pool.shutdown(wait=False, cancel_futures=True)
         discard_of(threads)
-        while wait([f for f in futures if not f.done()], timeout=0.1).not_done:  # one may have begun to compile just now
+        # one may have begun to compile just now; `wait` counts those that were cancelled as not done
+        while wait([f for f in futures if not f.done()], timeout=0.1).not_done:
             discard_of(threads)
 
 
