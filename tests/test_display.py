@@ -71,21 +71,22 @@ def test_head_and_repr():
 
 
 
-def test_remainders_are_told_apart():
-    spec = polyq.parse("y[i] += a[i, j]", a=("f32", (10, 6)))
+def test_tiles_of_two_heights_are_told_apart():
+    spec = polyq.parse("y[i] += a[i, j]", a=("f32", (18, 6)))
     schedule = polyq.Schedule.naive(spec, target="c").split("y", "i", 4, "io", "ii").unroll("y", "ii")
     assert tree_of(schedule) == (
-        "├─ i 10:  y[i] = 0.0  [y.init]\n"
-        "├─ io 2 (full tiles)                  touches a[4, 6] 96 B, y[4] 16 B, in all 112 B\n"
+        "├─ i 18:  y[i] = 0.0  [y.init]\n"
+        "├─ io 3 (full tiles)                  touches a[4, 6] 96 B, y[4] 16 B, in all 112 B\n"
         "│  └─ ii unroll 4\n"
         "│     └─ j 6:  y[ii + 4*io] += a[ii + 4*io, j]\n"
-        "└─ io from 8 to 10 (remainder):  as above"
+        "└─ io 2 (remainder):  as the full tiles"
     )
     assert tree_of(schedule, remainders=True).endswith(
-        "└─ io from 8 to 10 (remainder)        touches a[1, 6] 24 B, y[1] 4 B, in all 28 B\n"
-        "   └─ j 6:  y[io] += a[io, j]"
+        "└─ io 2 (remainder)                   touches a[3, 6] 72 B, y[3] 12 B, in all 84 B\n"
+        "   └─ ii unroll 3\n"
+        "      └─ j 6:  y[ii + 3*io + 12] += a[ii + 3*io + 12, j]"
     )
-    a = np.arange(60, dtype=np.float32).reshape(10, 6)
+    a = np.arange(108, dtype=np.float32).reshape(18, 6)
     np.testing.assert_array_equal(polyq.build(schedule)(a), a.sum(1))
 
 

@@ -36,7 +36,7 @@ def schedule_core(draft: Draft, root: Op, group: Group) -> None:
     draft.note(f"{main.target}: {tile}", tile.instead)
     secondary = [n for m in group.members for n in m.ops if n != main.name] + extra
     if tile.free:
-        pack_constants(draft, main.name, [main.name, *secondary], tile.dim, tile.words)
+        pack_constants(draft, main.name, [main.name, *secondary], tile.dim, tile.words, tile.lanes * tile.vectors)
     parts = sum_in_lanes(draft, main, tile) if tile.reduced else sum_in_words(draft, main.name, tile)
     _place_core(draft, root, at, [*parts, main.name], tile, follows)
     for name in secondary:

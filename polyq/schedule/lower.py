@@ -20,6 +20,7 @@ from polyq.affine.spec import Op
 from polyq.schedule.frame import Frame, Placed, holds, loop_bounds, needs_guard
 from polyq.schedule.loopnest import Assign, Block, Buffer, Guard, Loop, LoopNest, Scope
 from polyq.schedule.naive import tensor_buffers
+from polyq.schedule.pieces import Piece, pieces_of
 from polyq.schedule.regions import Box, Reader, Region, box_of, need_constant, region_of, whole_vectors
 from polyq.schedule.stages import Plan, Split, Stage, extents, values
 from polyq.schedule.tidy import tidy
@@ -56,14 +57,14 @@ class Walk:
     """Where lowering stands in a stage: what it computes, which remainders are taken, loop variables so far, depth.
 
     ``mains`` and ``tails`` hold outer axes of splits; with a ``#`` behind it, an axis cut where whole tiles end.
-    ``narrow`` holds those whose tiles are two wide, since wider ones are through.
+    ``pieces`` holds those that are cut into tiles of two heights, with the piece that is taken.
     """
 
     op: Op
     region: Region
     mains: frozenset[str] = frozenset()
     tails: frozenset[str] = frozenset()
-    narrow: frozenset[str] = frozenset()
+    pieces: tuple[tuple[str, Piece], ...] = ()
     names: tuple[tuple[str, str], ...] = ()
     depth: int = 0
 
@@ -75,13 +76,13 @@ class Walk:
         """Take what whole tiles of ``axis`` leave over."""
         return replace(self, tails=self.tails | {axis})
 
-    def narrower(self, axis: str) -> Walk:
-        """Take tiles of two of what whole tiles of ``axis`` leave over."""
-        return replace(self, narrow=self.narrow | {axis})
+    def piece(self, axis: str, piece: Piece) -> Walk:
+        """Take one piece of ``axis``."""
+        return replace(self, pieces=(*self.pieces, (axis, piece)))
 
     def settled(self, axis: str) -> bool:
-        """Whether one of the two was taken."""
-        return axis in self.mains | self.tails
+        """Whether one of these was taken."""
+        return axis in self.mains | self.tails or axis in dict(self.pieces)
 
     def without(self, axis: str) -> Walk:
         """Forget which of the two was taken."""
@@ -127,42 +128,55 @@ class _Lowering:
 
     def _local(self, walk: Walk) -> Local:
         """Make a stage concrete; the same for the same place, since each level of the walk asks for it."""
-        key = (walk.op.name, id(walk.region), walk.tails, walk.narrow, walk.names)
+        key = (walk.op.name, id(walk.region), walk.tails, walk.pieces, walk.names)
         if key not in self.made:
             self.made[key] = walk.region, self._concrete(walk)  # the region is held, so that its id stays its own
         return self.made[key][1]
 
     def _concrete(self, walk: Walk) -> Local:
         op, region, tails, names = walk.op, walk.region, walk.tails, dict(walk.names)
-        given = self.stages[op.name]
-        wide = {s.outer: s.factor for s in given.splits if s.outer in walk.narrow}
-        stage = replace(given, splits=tuple(replace(s, factor=2) if s.outer in wide else s for s in given.splits))
-        roots = dict(zip(op.dims, region.extent, strict=True))
-        size = extents(stage, roots)
-        singles = {s.outer: s for s in stage.splits if s.outer in tails and stage.kind(s.inner) == "unroll"}
+        stage, taken = self._of_heights(op, walk.pieces), dict(walk.pieces)
+        size = extents(stage, dict(zip(op.dims, region.extent, strict=True)))
+        size |= {axis: piece.count for axis, piece in taken.items()}
+        ones = {axis for axis, piece in taken.items() if piece.height == 1}
+        singles = {s.outer: s for s in stage.splits if s.outer in ones | tails and stage.kind(s.inner) == "unroll"}
         axes = tuple(a for a in stage.order if not any(a == s.inner for s in singles.values()))
         loop = {a: names.get(a, f"{op.name}:{a}") for a in axes}
         leaf = {a: Affine.dim(v) for a, v in loop.items() if a not in singles}
         for outer, s in singles.items():  # the single iterations count the split axis itself
-            leaf[s.axis] = Affine.dim(loop[outer])
-        value = values(replace(stage, splits=tuple(s for s in stage.splits if s.outer not in singles)), op.dims, leaf)
-        value = {**leaf, **value}
+            leaf[s.axis] = Affine.dim(loop[outer]) + (taken[outer].start if outer in taken else 0)
+        starts = {s.axis: taken[s.outer].start for s in stage.splits if s.outer in taken}
+        splits = tuple(s for s in stage.splits if s.outer not in singles)
+        value = {**leaf, **values(replace(stage, splits=splits), op.dims, leaf, starts)}
         dims = {d: b + value[d] for d, b in zip(op.dims, region.base, strict=True)}
         first: dict[str, Affine] = {}
         for s in stage.splits:
+            if s.outer in taken:
+                continue
             if s.outer in singles:
                 first[s.outer] = (_whole(stage, s.axis, size) // s.factor) * s.factor
                 size = {**size, s.outer: size[s.axis]}
             elif s.outer in tails:
                 first[s.outer] = size[s.axis] // s.factor
-            elif s.outer in wide:
-                first[s.outer] = (_whole(stage, s.axis, size) // wide[s.outer]) * (wide[s.outer] // 2)
         constraints = [c for a in axes for c in _span(loop[a], first.get(a, Affine(0)), size[a])]
+        constraints += [Constraint(Affine.dim(loop[a]) - e) for a, piece in taken.items() for e in piece.least]
         for s in stage.splits:
-            if s.outer not in singles and size[s.axis] % s.factor != Affine(0):
+            if s.outer not in singles and s.outer not in taken and size[s.axis] % s.factor != Affine(0):
                 constraints.append(Constraint(size[s.axis] - 1 - value[s.axis]))
-        constraints += [c.substitute(dims) for c in (*self.domains[op.name], *region.constraints)]
+        met = {e for s in stage.splits if s.outer in taken for e in (value[s.axis], size[s.axis] - 1 - value[s.axis])}
+        given = (c.substitute(dims) for c in (*self.domains[op.name], *region.constraints))
+        constraints += [c for c in given if c.expr not in met]  # pieces lie inside their axis
         return Local(stage, axes, loop, dims, tuple(dict.fromkeys(constraints)), size, first, value)
+
+    def _of_heights(self, op: Op, pieces: tuple[tuple[str, Piece], ...]) -> Stage:
+        """Return the stage with tiles of the heights that are taken."""
+        given, taken = self.stages[op.name], dict(pieces)
+        return replace(
+            given,
+            splits=tuple(
+                replace(s, factor=max(2, taken[s.outer].height)) if s.outer in taken else s for s in given.splits
+            ),
+        )
 
     def _stage(self, op: Op, frame: Frame, region: Region) -> Block:
         return self._axis(Walk(op, region), frame)
@@ -176,14 +190,12 @@ class _Lowering:
         split = next((s for s in local.stage.splits if s.outer == axis), None)
         if split and not walk.settled(axis) and self._peels(walk.op, local, split):
             count = _whole(local.stage, split.axis, local.extents)
+            if split.axis not in walk.op.reduced and _is_cut(local.stage, split) and count % split.factor != Affine(0):
+                pieces = pieces_of(count, split.factor)
+                return tuple(node for p in pieces for node in self._axis(walk.piece(axis, p), frame))
             blocks = self._axis(walk.main(axis), frame)
             exact = count % split.factor == Affine(0) and count == local.extents[split.axis]
-            if exact:
-                return blocks
-            if axis not in walk.narrow and self._leaves_many(local, split, count):
-                walk = walk.narrower(axis)
-                blocks += self._axis(walk.main(axis), frame)
-            return blocks + self._axis(walk.tail(axis), frame)
+            return blocks if exact else blocks + self._axis(walk.tail(axis), frame)
         ragged = f"{axis}#"
         a_loop = local.stage.kind(axis) in ("serial", "parallel")
         if a_loop and not walk.settled(ragged) and len(self._ragged(walk, local)) == 1:
@@ -221,11 +233,6 @@ class _Lowering:
                 least = least + (min(k * inner[name][0], k * inner[name][1]) if name in hidden else Affine.of(atom) * k)
             found.append((c, least // -a))
         return found
-
-    def _leaves_many(self, local: Local, split: Split, count: Affine) -> bool:
-        """Whether an unknown number of iterations, two and more, may be left over: they go by two, then one by one."""
-        unrolled = local.stage.kind(split.inner) == "unroll" and local.stage.split_of(split.axis) is None
-        return unrolled and not count.is_constant and split.factor >= 4 and split.factor % 2 == 0
 
     def _peels(self, op: Op, local: Local, split: Split) -> bool:
         """Whether full tiles can be told apart: the axis is bounded by its extent alone, and the tile lies inside."""
@@ -445,6 +452,11 @@ def _reader(op: Op, local: Local) -> Reader:
     if op.reduce is not None:
         accesses.append((op.target, tuple(e.substitute(local.dims) for e in op.index)))
     return Reader(op.name, tuple(accesses), tuple(local.ranges().items()))
+
+
+def _is_cut(stage: Stage, split: Split) -> bool:
+    """Whether tiles of two heights may cover the axis: unrolled iterations of a dim, none of them vectors."""
+    return stage.kind(split.inner) == "unroll" and stage.split_of(split.axis) is None and split.factor > 2
 
 
 def _whole(stage: Stage, axis: str, size: Mapping[str, Affine]) -> Affine:

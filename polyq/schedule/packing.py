@@ -19,12 +19,15 @@ __all__ = ["pack_constants", "scale_partner"]
 #: how many stretches of memory a tile reads side by side. Measured on Zen 3, 8-bit weights, fractions of the read
 #: bandwidth: one 0.62, two 0.70 to 0.78, four 0.71 to 0.83.
 STREAMS = 4
-#: bytes ahead of which lines of a packed stream are asked for (2 to 8 KiB made no difference beyond noise)
+#: bytes ahead of which lines of a packed stream are asked for. Measured on Zen 3, 8-bit codes in tiles that walk one
+#: stretch, time beside none: 1 KiB 0.79, 0.84, 0.95 (2, 4, 16 rows), 4 KiB 0.76, 0.82, 0.92, 16 KiB 0.76, 0.83, 0.96.
 AHEAD = 4096
 
 
-def pack_constants(draft: Draft, main: str, names: Sequence[str], dim: str, words: Words | None) -> dict[str, str]:
-    """Let ``names`` read constants in the order of tiles of lanes along ``dim``.
+def pack_constants(
+    draft: Draft, main: str, names: Sequence[str], dim: str, words: Words | None, width: int
+) -> dict[str, str]:
+    """Let ``names`` read constants in the order of tiles of lanes along ``dim``, ``width`` of them in a tile.
 
     Returns the packed tensor of each. What other ops read too stays where it is, and so does what has no axis of lanes.
     """
@@ -39,7 +42,7 @@ def pack_constants(draft: Draft, main: str, names: Sequence[str], dim: str, word
             draft.note(f"{tensor}: not packed, since its readers do not all walk it along {dim} alone")
             continue
         load = next((r for r in draft.spec.op(main).reads if r.tensor == tensor), reads[0])
-        made[tensor] = _pack(draft, load, readers, dim, rows, words, draft.spec.op(main))
+        made[tensor] = _pack(draft, load, readers, dim, (rows, width), words, draft.spec.op(main))
     return made
 
 
@@ -58,8 +61,14 @@ class _Axis:
     place: Affine
 
 
-def _pack(draft: Draft, load: Load, readers: list[str], dim: str, rows: int, words: Words | None, main: Op) -> str:
-    """Let the readers of a constant read it packed; return the packed tensor."""
+def _pack(
+    draft: Draft, load: Load, readers: list[str], dim: str, heights: tuple[int, int], words: Words | None, main: Op
+) -> str:
+    """Let the readers of a constant read it packed; return the packed tensor.
+
+    ``heights`` are the rows that lie together, and those of a tile.
+    """
+    rows, high = heights
     t = draft.spec.tensor(load.tensor)
     lanes = lane_axis(load, dim)
     assert lanes is not None
@@ -79,7 +88,7 @@ def _pack(draft: Draft, load: Load, readers: list[str], dim: str, rows: int, wor
     packed = draft.spec.op(copy).target
     draft.do("mark", op=copy, axis="t", kind="parallel")
     draft.do("prepare", tensor=packed)
-    if not walked:
+    if not walked or high < rows:  # the hardware follows four stretches side by side, one of them too slowly
         draft.do("prefetch", tensor=packed, ahead=AHEAD)
     side = f", {sides} side by side" if sides > 1 else ""
     draft.note(f"{t.name}: packed when it is bound, so that {rows} rows lie in one stretch of memory{side}")
@@ -139,10 +148,7 @@ def _outside_in(load: Load, main: Op, lanes: int) -> list[int]:
 
 
 def scale_partner(draft: Draft, name: str, codes: Iterable[str], words: Words, unroll: Mapping[str, int]) -> None:
-    """Convert fields where they lie in a word; the powers of two go into a copy of what they are multiplied with.
-
-    The copy has the rows of a tile (dims that are unrolled) side by side, so that a tile reads one stretch of it.
-    """
+    """Convert fields where they lie in a word; the powers of two go into a copy of what they are multiplied with."""
     op = draft.spec.op(name)
     packed = [r for r in op.reads if r.tensor in set(codes) and dtypes.info(r.dtype).bits < 16]
     others = [r for r in op.reads if words.along in {d[:-1] for e in r.index for d in e.dims()} and r not in packed]
@@ -157,30 +163,28 @@ def scale_partner(draft: Draft, name: str, codes: Iterable[str], words: Words, u
 
 
 def _scaled_copy(draft: Draft, op: Op, load: Load, codes: str, words: Words, unroll: Mapping[str, int]) -> None:
-    """Copy ``load`` in the order of the tiles: rows of a tile innermost, then the fields of a word, then the words."""
+    """Copy ``load`` in the order of the tiles, fields innermost.
+
+    The rows of a tile (dims that are unrolled) follow upon each other within what one walk over the words needs of
+    them: rows that lie a power of two apart would meet in the same sets of the first cache.
+    """
     t = draft.spec.tensor(load.tensor)
     step = next(k for k, e in enumerate(load.index) if f"{words.along}b" in e.dims())
     side = next((k for k, e in enumerate(load.index) if plain_dim(e) in unroll), None)
-    rows = 1 if side is None else unroll[str(plain_dim(load.index[side]))]
-    e = [Affine.dim(f"e{k}") for k in range(len(t.shape))]
     if t.extents[step] % words.fields != Affine(0):
         raise ScheduleError(f"{t.name}: its {t.extents[step]} elements do not fill whole words")
+    e = [Affine.dim(f"e{k}") for k in range(len(t.shape))]
     source = [Affine.dim("b") * words.fields + Affine.dim("f") if k == step else e[k] for k in range(len(t.shape))]
-    axes = [(f"e{k}", t.extents[k], e[k]) for k in range(len(t.shape)) if k not in (step, side)]
+    outside = sorted((k for k in range(len(t.shape)) if k != step), key=lambda k: k == side)
+    axes = [(f"e{k}", t.extents[k], e[k]) for k in outside]
     axes.append(("b", t.extents[step] // words.fields, e[step] // words.fields))
     axes.append(("f", Affine(words.fields), e[step] % words.fields))
-    where: tuple[Constraint, ...] = ()
-    if side is not None:
-        first, last = ("t", (t.extents[side] + rows - 1) // rows, e[side] // rows), ("u", Affine(rows), e[side] % rows)
-        axes = [first, *axes, last]
-        source[side] = Affine.dim("t") * rows + Affine.dim("u")
-        where = () if t.extents[side] % rows == Affine(0) else (Constraint(t.extents[side] - 1 - source[side]),)
     (copy,) = draft.do(
         "copy_of", tensor=t.name, readers=(op.name,), shape=tuple(n for _, n, _ in axes),
-        dims=tuple(d for d, _, _ in axes), source=tuple(source), place=tuple(p for _, _, p in axes), where=where,
+        dims=tuple(d for d, _, _ in axes), source=tuple(source), place=tuple(p for _, _, p in axes),
     )  # fmt: skip
     draft.do("scale_fields", op=op.name, codes=codes, packed=copy, dim="f", fields=words.fields)
     draft.do("mark", op=copy, axis="f", kind="unroll")
-    free = [d for d, _, _ in axes if d not in ("b", "f", "u")]
+    free = [f"e{k}" for k in outside]
     share_among_threads(draft, copy, free, frozenset(free))
     draft.note(f"{codes}: fields are converted where they lie in a word; the power of two goes into a copy of {t.name}")

@@ -86,7 +86,7 @@ def pack_panel(draft: Draft, root: Op, load: Load, tile: Tile, follows: dict[str
         "copy_of", tensor=load.tensor, readers=(reader,), shape=tuple(t.extents[k] for k in positions), dims=dims,
         source=tuple(Affine.dim(f"e{k}") for k in range(len(t.shape))), place=tuple(Affine.dim(d) for d in dims),
     )  # fmt: skip
-    fields = _compute_in(draft, copy, load.tensor, dims[-1]) if load.tensor in draft.kept else []
+    fields = _compute_in(draft, copy, load.tensor, dims[-1], tile) if load.tensor in draft.kept else []
     draft.do("fuse", producer=copy, into=root.name, at=f"{follows[tile.dim]}o")
     lane = dims[-1]
     draft.do("split", op=copy, axis=lane, factor=tile.lanes, outer=f"{lane}b", inner=f"{lane}v")
@@ -100,13 +100,13 @@ def pack_panel(draft: Draft, root: Op, load: Load, tile: Tile, follows: dict[str
     draft.note(f"{load.tensor}: the panel of a tile is {why}")
 
 
-def _compute_in(draft: Draft, copy: str, tensor: str, lane: str) -> list[str]:
+def _compute_in(draft: Draft, copy: str, tensor: str, lane: str, tile: Tile) -> list[str]:
     """Compute in a panel what it would copy, from constants packed for its lanes; return the dim of a word's fields."""
     draft.do("inline", tensor=tensor)
     op = draft.spec.op(copy)
     words = words_of(draft, op, lane, free_operands(draft, op))
     assert words is not None, f"{tensor} was kept for a panel without packed codes"
-    pack_constants(draft, copy, [copy], lane, words)
+    pack_constants(draft, copy, [copy], lane, words, tile.lanes * tile.vectors)
     step = f"{words.along}u"
     draft.do("split_dim", op=copy, dim=words.along, factor=words.fields, outer=f"{words.along}b", inner=step)
     return [step]

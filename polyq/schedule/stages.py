@@ -7,7 +7,9 @@ it writes; there it computes just what that iteration needs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine
@@ -136,10 +138,15 @@ def extents(stage: Stage, roots: dict[str, Affine]) -> dict[str, Affine]:
     return known
 
 
-def values(stage: Stage, dims: tuple[str, ...], leaf: dict[str, Affine]) -> dict[str, Affine]:
-    """Return the value of every dim (and split axis) in terms of the leaf axes' values."""
+def values(
+    stage: Stage, dims: tuple[str, ...], leaf: dict[str, Affine], starts: Mapping[str, Affine] = MappingProxyType({})
+) -> dict[str, Affine]:
+    """Return the value of every dim (and split axis) in terms of the leaf axes' values.
+
+    ``starts`` tells where the tiles of a split axis begin, if not at 0.
+    """
     known = dict(leaf)
     for s in reversed(stage.splits):
         if s.axis not in known:
-            known[s.axis] = known[s.outer] * s.factor + known[s.inner]
+            known[s.axis] = known[s.outer] * s.factor + known[s.inner] + starts.get(s.axis, Affine(0))
     return {d: known[d] for d in (*dims, *(s.axis for s in stage.splits))}

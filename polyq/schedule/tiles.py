@@ -111,8 +111,9 @@ def _tiles(
     if fields > 1:
         budget = 8
         lanes = _words(size_of(op.extent(dim)), fields, lanes)
-    # what is taken from a word passes through a mask, and products of integers through a register of their own
-    spare = 2 if multiplies_integers(op) else 0
+    # what is taken from a word passes through a mask, and products of integers through a register of their own; for
+    # a tile that leaves no register free gcc spills sums in the loop (6 rows of 2 vectors: a sixth slower than 4)
+    spare = 2 if multiplies_integers(op) else int(words is not None)
     tiles: list[Tile] = []
     pairs = [(), *((d,) for d in others), *combinations(others, 2)]
     if fields > 1:  # the conversion of a word's fields bounds these tiles: independent sums count, not reuse
@@ -178,10 +179,10 @@ def _unrolls(op: Op, dims: tuple[str, ...], budget: int) -> list[tuple[tuple[str
         sizes = [
             n
             for n in (2, 3, 4, 6, 8)
-            if n <= size and (n <= SYMBOLIC_UNROLL if not is_weighed(op.extent(d)) else size % n == 0 or size >= 4 * n)
+            if n <= (size if is_weighed(op.extent(d)) else SYMBOLIC_UNROLL)
         ]
-        if is_weighed(op.extent(d)) and size <= 8:
-            sizes.append(size)
+        if is_weighed(op.extent(d)):
+            sizes = [-(-size // -(-size // n)) for n in (*sizes, min(size, 8))]  # as even as so many tiles can be
         choices = [(*c, (d, n)) for c in choices for n in sorted(set(sizes))]
     return [c for c in choices if _product(c) <= budget]
 
@@ -273,7 +274,6 @@ def _weigh(
         else:
             cost = COLLECT if reduced or not packable(op, load, dim) else LOAD
         total += cost * shared * each / tile / _steady(op, used)
-    total += sum(0.5 * (size_of(op.extent(d)) % n) / max(1, size_of(op.extent(d))) for d, n in unroll)
     chains = tile * (2 if fields > 1 or words else 1)
     latency = max(0.0, 8 / max(chains, 1) - 1) * 0.5
     total += latency

@@ -50,7 +50,7 @@ def _loop(line: LoopLine) -> Html:
     if line.statement is not None:
         return _flat(tag("span", *head, ":", style="head"), "  ", tag("span", _statement(line.statement), style="body"))
     if line.role == REMAINDER and not line.lines:
-        return _flat(tag("span", *head, ":", style="head"), "  ", tag("span", "as above", style="soft"))
+        return _flat(tag("span", *head, ":", style="head"), "  ", tag("span", "as the full tiles", style="soft"))
     parts: list[Content] = [tag("span", *head, style="head")]
     if line.touches:
         found = [_touch(touch) for touch in line.touches]

@@ -106,7 +106,7 @@ def _loop(line: LoopLine, room: int) -> _Item:
         whole = f"{head}:  {text}"
         return _Item(whole) if len(whole) <= room else _Item(f"{head}:", tuple(_entries("   ", [text], room)))
     if line.role == REMAINDER and not line.lines:
-        return _Item(f"{head}:  as above")
+        return _Item(f"{head}:  as the full tiles")
     footprint = [_touched(touch) for touch in line.touches]
     if line.total is not None:
         footprint.append(f"in all {byte_size(line.total)}")

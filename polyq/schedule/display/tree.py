@@ -197,15 +197,15 @@ class _Reader:
         return replace(line, touches=touches, lines=tuple(self.lines(body, around)))
 
     def _roles(self, block: Block) -> Iterator[tuple[int, str]]:
-        """Tell full tiles from what is left of them: a later loop over the same axis and ops that begins further on."""
-        seen: dict[tuple[str, tuple[str, ...]], int] = {}
+        """Tell full tiles from what is left of them, which are loops over the same axis and ops with fewer copies."""
+        alike: dict[tuple[str, tuple[str, ...]], list[int]] = {}
         for at, node in enumerate(block):
             if isinstance(node, Loop):
-                key = _stem(node.var, self.dims), _ops(node.body)
-                if key in seen and node.lower != (Affine(0),):
-                    yield seen[key], FULL
-                    yield at, REMAINDER
-                seen.setdefault(key, at)
+                alike.setdefault((_stem(node.var, self.dims), _ops(node.body)), []).append(at)
+        for places in alike.values():
+            full = max(places, key=lambda at: (_copies(block[at]), -at))
+            if len(places) > 1:
+                yield from ((at, FULL if at == full else REMAINDER) for at in places)
 
     def _name(self, loop: Loop, around: _Around) -> str:
         """Return the axis of a loop, numbered where an open loop or a parameter in sight has that name."""
@@ -293,6 +293,12 @@ def _is_statement(body: Block) -> bool:
     if len(body) == 1 and isinstance(guard := body[0], Guard):
         body = guard.body
     return len(body) == 1 and isinstance(body[0], Assign)
+
+
+def _copies(node: Loop | Guard | Scope | Assign) -> int:
+    """Count the iterations that are written out inside a loop, as far as their number is known."""
+    written = (n for n in walk((node,)) if isinstance(n, Loop) and n.kind in _WRITTEN_OUT)
+    return sum(e.const for n in written for e in n.upper if e.is_constant)
 
 
 def _stem(var: str, dims: Iterable[str]) -> str:
