@@ -149,6 +149,8 @@ def test_names():
         ("x[i]//2", "`x[i] // 2`: floordiv: expected unsigned integers, signed integers, got f32; cast the operand"),
         ("v[i]//0", "`v[i] // 0`: floordiv: an integer division by the constant 0; use a divisor other than 0"),
         ("v[i]%0", "`v[i] % 0`: mod: an integer division by the constant 0; use a divisor other than 0"),
+        ("v[i]//(1 - 1)", "`v[i] // (1 - 1)`: floordiv: an integer division by the constant 0; use a divisor other than 0"),
+        ("v[i]%i32(2*0)", "`v[i] % i32(2 * 0)`: mod: an integer division by the constant 0; use a divisor other than 0"),
         ("exp(w[i])", "`exp(w[i])`: exp: expected floats, got u8; cast the operand"),
         ("exp(x[i], 2)", "`exp(x[i], 2)`: exp: expected 1 argument, got 2"),
         ("f32(x[i], 2)", "`f32(x[i], 2)`: f32(...): a cast takes 1 value, got 2"),
