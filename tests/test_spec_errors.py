@@ -231,6 +231,7 @@ def test_hostile_names(name: str):
         (("f32", None), "tensor x: expected a tuple of ints and texts as the shape, got None"),
         (("f32", (-8,)), "tensor x: the shape entry -8 is negative"),
         (("f32", (2.5,)), "tensor x: the shape entry 2.5 is no int and no text such as 'm' or 'n - 2'"),
+        (("f32", ("m # n",)), "tensor x, shape entry 'm # n': `m # n` is no expression of index notation: it holds a comment"),
         (("f32", ("m; n",)), "tensor x, shape entry 'm; n': `m; n` is no expression of index notation: invalid syntax"),
         ((3, (8,)), "tensor x: unknown dtype 3; known are u2, u4, u8, u16, u32, u64, i2, i4, i8, i16, i32, i64, f16, bf16, f32, f64, bool"),
     ],
