@@ -73,6 +73,9 @@ def choose_numbered(
 
 
 def _chosen(spec: Spec, numerics: str, target: str, constants: frozenset[str]) -> Schedule:
+    if empty := next((op for op in spec.ops for e in op.extents if e.is_constant and e.const <= 0), None):
+        why = f"the program is run as it is written: {empty.name} has no instance, so there is nothing to be saved"
+        return replace(Schedule.naive(spec, numerics, target), notes=(why,))
     draft = Draft(spec, numerics, Target.named(target), constants)
     shift_boxes(draft)
     quantize_activations(draft)

@@ -180,7 +180,7 @@ def _unrolls(op: Op, dims: tuple[str, ...], budget: int) -> list[tuple[tuple[str
             for n in (2, 3, 4, 6, 8)
             if n <= size and (n <= SYMBOLIC_UNROLL if not is_weighed(op.extent(d)) else size % n == 0 or size >= 4 * n)
         ]
-        if is_weighed(op.extent(d)) and size <= 8:
+        if is_weighed(op.extent(d)) and 0 < size <= 8:
             sizes.append(size)
         choices = [(*c, (d, n)) for c in choices for n in sorted(set(sizes))]
     return [c for c in choices if _product(c) <= budget]
