@@ -64,6 +64,14 @@ def test_what_has_no_instance_is_not_scheduled(numerics):
     assert y.shape == (3, 0)
 
 
+def test_values_that_are_used_twice_are_not_inlined_without_end():
+    lines = [f"t{k}[i] = t{k - 1}[i] * t{k - 1}[i]" for k in range(1, 14)]
+    squares = kernel("\n".join(["t0[i] = x[i]", *lines]), x=("f32", ("n",)))
+    x = np.array([1.0, -1.0, 0.0], np.float32)
+    np.testing.assert_array_equal(squares(x), x * x)
+    assert "would get too large" in str(squares.explain())
+
+
 @pytest.mark.parametrize("dtype", ["u2", "i4", "u4"])
 def test_threads_never_share_a_byte(dtype):
     fields = {"u2": 4, "i4": 2, "u4": 2}[dtype]
