@@ -219,6 +219,9 @@ def test_wrong_calls():
     assert generic(maps=("(i, j) -> (i, j)", "(i, k) -> (i, k)")) == (
         "op op: operand y: its map has the dims ('i', 'k'), the first ('i', 'j'); use the same"
     )
+    assert generic(maps=("(i, j) -> (i*j, j)", "(i, j) -> (i, j)")) == (
+        "op op: operand x: `(i, j) -> (i*j, j)`: `i * j` is not affine: one factor of a product must be a constant"
+    )
     assert generic(maps=("(i, j) -> (i)", "(i, j) -> (i, j)")) == (
         "op op: operand x[i]: x: f32[4, 3] has 2 axes, got 1 subscript"
     )

@@ -47,6 +47,31 @@ def test_conditions_on_parameters_alone(kind):
     assert never(np.ones(4, np.float32), np.ones(9, np.float32)).shape == (0, 0)
 
 
+@pytest.mark.parametrize(("m", "k", "n"), [(0, 8, 4), (3, 0, 4), (3, 8, 0), (0, 0, 4)])
+def test_extents_of_zero_that_are_known(m, k, n):
+    product = kernel("y[m, n] += x[m, k] * w[n, k]", x=("f32", (m, k)), w=("f32", (n, k)))
+    out = np.full((m, n), 7, np.float32)
+    product(np.ones((m, k), np.float32), np.ones((n, k), np.float32), out=out)
+    np.testing.assert_array_equal(out, np.zeros((m, n), np.float32))
+
+
+@pytest.mark.parametrize("numerics", ["strict", "reassoc", "i8"])
+def test_what_has_no_instance_is_not_scheduled(numerics):
+    text = "d[n, g, j] = f32(w[n, g, j]) * s[n, g]\ny[m, n] += x[m, g, j] * d[n, g, j]"
+    empty = kernel(text, numerics=numerics, w=("u8", (0, 2, 32)), s=("f32", (0, 2)), x=("f32", ("m", 2, 32)))
+    assert "has no instance" in str(empty.explain())
+    y = empty(w=np.zeros((0, 2, 32), np.uint8), s=np.zeros((0, 2), np.float32), x=np.ones((3, 2, 32), np.float32))
+    assert y.shape == (3, 0)
+
+
+def test_values_that_are_used_twice_are_not_inlined_without_end():
+    lines = [f"t{k}[i] = t{k - 1}[i] * t{k - 1}[i]" for k in range(1, 14)]
+    squares = kernel("\n".join(["t0[i] = x[i]", *lines]), x=("f32", ("n",)))
+    x = np.array([1.0, -1.0, 0.0], np.float32)
+    np.testing.assert_array_equal(squares(x), x * x)
+    assert "would get too large" in str(squares.explain())
+
+
 @pytest.mark.parametrize("dtype", ["u2", "i4", "u4"])
 def test_threads_never_share_a_byte(dtype):
     fields = {"u2": 4, "i4": 2, "u4": 2}[dtype]

@@ -120,6 +120,16 @@ def test_a_reader_between_two_writers_sees_the_private_copy() -> None:
     assert str(prove(before, mutant)).startswith("REFUTED: z[")
 
 
+def test_proofs_follow_long_chains_of_statements():
+    lines = [f"t{k}[i] = t{k - 1}[i] * 0.5 + x[{k % 3}]" for k in range(1, 200)]
+    before = polyq.parse("\n".join(["t0[i] = x[i] + 1.0", *lines]), x=("f32", (4,)))
+    after = inline(before, "t0")
+    assert prove(before, after).ok
+    off = map_scalar(after.ops[0].body, lambda n: replace(n, value=2.0) if isinstance(n, Const) and n.value == 1.0 else n)
+    mutant = after.with_ops((replace(after.ops[0], body=off), *after.ops[1:]))
+    assert str(prove(before, mutant)).startswith("REFUTED: t199[")
+
+
 def test_what_nothing_writes_has_no_private_copy() -> None:
     with pytest.raises(ScheduleError, match=r"accumulate\('a'\): no op writes a; name a result or a temporary"):
         accumulate(polyq.parse("y[i] = a[i]", a=("f32", (3,))), "a")

@@ -115,7 +115,7 @@ def _maps(maps: Sequence[str | AffineMap], tensors: Sequence[Tensor]) -> list[Af
         raise SpecError(f"maps: expected {len(tensors)}, one for each of {names} (the result last), got {count}")
     read: list[AffineMap] = []
     for t, given in zip(tensors, maps, strict=True):
-        m = parse_map(given) if isinstance(given, str) else given
+        m = _map_of(t, given) if isinstance(given, str) else given
         if read and m.dims != read[0].dims:
             raise SpecError(f"operand {t.name}: its map has the dims {m.dims}, the first {read[0].dims}; use the same")
         check_rank(t, m.results)
@@ -124,6 +124,13 @@ def _maps(maps: Sequence[str | AffineMap], tensors: Sequence[Tensor]) -> list[Af
     for d in read[0].dims:
         check_name(d, "dim")
     return read
+
+
+def _map_of(tensor: Tensor, text: str) -> AffineMap:
+    try:
+        return parse_map(text)
+    except SpecError as error:
+        raise SpecError(f"operand {tensor.name}: {error}") from None
 
 
 def _known_dims(what: str, dims: tuple[str, ...], exprs: Sequence[Affine]) -> None:

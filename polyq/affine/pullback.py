@@ -28,9 +28,13 @@ __all__ = ["Evaluator", "Outside", "TooLarge", "Versions", "flattened", "table"]
 MOST_INSTANCES = 1 << 21
 #: steps of a recurrence that one evaluator may take, one after another
 MOST_STEPS = 4096
+#: statements that are evaluated inside one another, well within what Python allows of calls
+MOST_NESTED = 32
 
 Array = NDArray[np.int64]
 Columns = Sequence[Array]
+#: a tensor, its cells and their count, and the op before which they are read
+Read = tuple[str, Columns, int, int]
 
 
 def flattened(cells: Columns, shape: Sequence[int], count: int) -> Array:
@@ -52,6 +56,14 @@ class Outside(Exception):
 
 class TooLarge(Exception):
     """A cell depends on more instances than may be evaluated."""
+
+
+class _Nested(Exception):
+    """A read that stands too deep in a chain of statements: it is to be known before the others are tried again."""
+
+    def __init__(self, read: Read) -> None:
+        super().__init__()
+        self.read = read
 
 
 class Versions:
@@ -118,6 +130,7 @@ class Evaluator:
     extremes: arithmetic.Extremes
     instances: int = 0
     steps: int = 0
+    nested: int = 0
     known: dict[tuple[str, int, bytes], Array] = field(default_factory=dict[tuple[str, int, bytes], Array])
 
     def __post_init__(self) -> None:
@@ -126,7 +139,17 @@ class Evaluator:
 
     def final(self, tensor: str, cells: Columns, count: int) -> Array:
         """Return what ``count`` cells hold in the end, of shape ``(POINTS, count)``."""
-        return self.read(tensor, cells, count, len(self.spec.ops))
+        waiting: list[Read] = [(tensor, cells, count, len(self.spec.ops))]
+        while True:
+            self.nested = 0
+            try:
+                found = self.read(*waiting[-1])
+            except _Nested as deeper:
+                waiting.append(deeper.read)
+                continue
+            waiting.pop()
+            if not waiting:
+                return found
 
     def read(self, tensor: str, cells: Columns, count: int, position: int) -> Array:
         """Return what cells hold before the op at ``position`` runs."""
@@ -139,8 +162,12 @@ class Evaluator:
         unique, back = np.unique(flat, return_inverse=True)
         key = (tensor, position, unique.tobytes())
         if key not in self.known:
+            if self.nested == MOST_NESTED:
+                raise _Nested((tensor, cells, count, position))
+            self.nested += 1
             columns = np.unravel_index(unique, self.shapes[tensor]) if self.shapes[tensor] else ()
             self.known[key] = self._written(position - 1, list(columns), len(unique))
+            self.nested -= 1
         return self.known[key][:, back]
 
     def _unknown(self, tensor: str, version: int, flat: Array, position: int) -> Array:

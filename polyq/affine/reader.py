@@ -40,11 +40,13 @@ def check_name(name: object, what: str) -> str:
 
 def parse_expression(text: str) -> ast.expr:
     """Return the syntax tree of one expression; it is never evaluated."""
+    shown = text.strip() if len(text) <= 80 else text.strip()[:77] + "..."
+    if "#" in text:  # lines lose their comments before this; in a shape or a map, what follows would be dropped
+        raise SpecError(f"`{shown}` is no expression of index notation: it holds a comment")
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else "nested too deeply or not text"
-        shown = text.strip() if len(text) <= 80 else text.strip()[:77] + "..."
         raise SpecError(f"`{shown}` is no expression of index notation: {reason}") from None
 
 

@@ -15,7 +15,7 @@ from polyq.affine import dtypes
 from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine
 
-__all__ = ["FUNCTIONS", "Apply", "Cast", "Const", "Index", "Load", "Scalar", "apply", "loads", "map_scalar"]
+__all__ = ["FUNCTIONS", "Apply", "Cast", "Const", "Index", "Load", "Scalar", "apply", "depth_of", "loads", "map_scalar"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,11 @@ def walk(s: Scalar) -> Iterator[Scalar]:
     for child in children(s):
         yield from walk(child)
     yield s
+
+
+def depth_of(s: Scalar) -> int:
+    """Return how many nodes stand inside one another at most; a leaf has depth 1."""
+    return 1 + max(map(depth_of, children(s)), default=0)
 
 
 def loads(s: Scalar) -> tuple[Load, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from polyq.affine import dtypes
 from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine
+from polyq.affine.overflow import integer_range
 from polyq.affine.scalar import FUNCTIONS, Cast, Const, Index, Scalar, apply
 
 __all__ = ["FUNCTION_NAMES", "Literal", "Value", "call", "cast", "combine", "literal", "settle"]
@@ -99,9 +100,11 @@ def combine(fn: str, *values: Value) -> Value:
 
 
 def _refuse_zero(fn: str, values: tuple[Value, ...]) -> None:
-    divisor = values[1]
-    number = divisor.value if isinstance(divisor, Literal | Const) else None
-    if number == 0:
+    """Refuse a divisor that is 0 whatever the inputs are, written as such or not (``1 - 1``)."""
+    dividend, divisor = values
+    if isinstance(divisor, Literal):
+        divisor = settle(divisor, None if isinstance(dividend, Literal) else dividend.dtype)
+    if integer_range(divisor, {}) == (0, 0):
         raise SpecError(f"{fn}: an integer division by the constant 0; use a divisor other than 0")
 
 

@@ -17,7 +17,7 @@ from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, FloorDiv
 from polyq.affine.numbering import Form
 from polyq.affine.rewrite import begins, fill_is_hidden, inlinable
-from polyq.affine.scalar import Apply, walk
+from polyq.affine.scalar import Apply, depth_of, walk
 from polyq.affine.spec import Op, Spec
 from polyq.schedule.axes import widest_dtype
 from polyq.schedule.cores import schedule_core
@@ -41,6 +41,9 @@ __all__ = ["automatic", "checked", "choose", "choose_numbered"]
 
 #: instances from which dividing a reduction among threads pays
 DIVIDED_WORK = 1 << 18
+#: how large a body may get by computing temporaries where they are read (it doubles where a value is used twice), and
+#: how deep: every walk over a body is a recursion
+MOST_NODES, MOST_DEPTH = 512, 128
 
 
 def automatic(spec: Spec, numerics: str, target: str, constants: frozenset[str], sizes: Mapping[str, int]) -> Schedule:
@@ -73,6 +76,9 @@ def choose_numbered(
 
 
 def _chosen(spec: Spec, numerics: str, target: str, constants: frozenset[str]) -> Schedule:
+    if empty := next((op for op in spec.ops for e in op.extents if e.is_constant and e.const <= 0), None):
+        why = f"the program is run as it is written: {empty.name} has no instance, so there is nothing to be saved"
+        return replace(Schedule.naive(spec, numerics, target), notes=(why,))
     draft = Draft(spec, numerics, Target.named(target), constants)
     shift_boxes(draft)
     quantize_activations(draft)
@@ -134,6 +140,9 @@ def inline_producers(draft: Draft) -> None:
         writer = inlinable(draft.spec, tensor)
         if isinstance(writer, str) or tensor in draft.quantized or keeps(draft.spec, tensor, draft.target):
             continue
+        if _outgrows(draft.spec, writer):
+            draft.note(f"{tensor}: kept, since the body of a reader that computes it would get too large or too deep")
+            continue
         if not draft.quantized and (shared := keeps_panel(draft, writer)):
             draft.kept.add(tensor)
             draft.note(f"{tensor}: kept, a panel at a time, since {shared} rows share what is computed from codes")
@@ -155,6 +164,17 @@ def inline_producers(draft: Draft) -> None:
                 f"{tensor}: kept, since each cell is read {factor:g} times and costs {costly} divisions or functions",
                 [f"computed where it is read: {reads} times in all, not {cells}{_assumed(draft.spec, writer, tensor)}"],
             )
+
+
+def _outgrows(spec: Spec, writer: Op) -> bool:
+    """Whether a body that computes what ``writer`` writes where it is read gets too large, or too deep."""
+    nodes, depth = sum(1 for _ in walk(writer.body)), depth_of(writer.body)
+    for op in spec.readers(writer.target):
+        uses = sum(r.tensor == writer.target for r in op.reads)
+        whole = sum(1 for _ in walk(op.body)) + uses * (nodes - 1)
+        if whole > MOST_NODES or depth_of(op.body) + depth > MOST_DEPTH:
+            return True
+    return False
 
 
 def _assumed(spec: Spec, writer: Op, tensor: str) -> str:

@@ -181,7 +181,7 @@ def _unrolls(op: Op, dims: tuple[str, ...], budget: int) -> list[tuple[tuple[str
             for n in (2, 3, 4, 6, 8)
             if n <= (size if is_weighed(op.extent(d)) else SYMBOLIC_UNROLL)
         ]
-        if is_weighed(op.extent(d)):
+        if is_weighed(op.extent(d)) and size > 0:
             sizes = [-(-size // -(-size // n)) for n in (*sizes, min(size, 8))]  # as even as so many tiles can be
         choices = [(*c, (d, n)) for c in choices for n in sorted(set(sizes))]
     return [c for c in choices if _product(c) <= budget]
