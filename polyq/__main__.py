@@ -30,6 +30,7 @@ from polyq.build.housekeeping import command
 from polyq.limits import Fma, read_bandwidth
 from polyq.schedule.display import byte_size
 from polyq.schedule.evaluation import evaluation
+from polyq.schedule.target import TARGETS
 
 if TYPE_CHECKING:
     from polyq.affine.spec import Spec
@@ -90,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--emit", choices=("schedule", "loops", "c"), help="print this and stop")
     parser.add_argument("--threads", type=_positive, metavar="N", help="at most so many threads; default: all cores")
     parser.add_argument("--numerics", default="reassoc", help="strict, reassoc (default), i16, i16x2 or i8")
-    parser.add_argument("--target", default="native", help="native (default), c, sse, avx2, avx512, neon")
+    parser.add_argument("--target", default="native", help=f"native (default), {', '.join(TARGETS)}")
     values = f"the value of a parameter; default {DEFAULT_SIZE}, m=1 and m=16 for the flagship"
     data = "an input's data; the others are random"
     parser.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", type=_input, help=data)

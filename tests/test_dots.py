@@ -1,4 +1,4 @@
-"""Multiply-adds of pairs of 16-bit integers: the instruction against plain C, and the fields that it is given."""
+"""Dot products of small integers: the instructions against plain C, and the fields that they are given."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 import polyq
 from polyq.affine.arrays import to_storage
 from polyq.build.compiler import find_compiler
-from polyq.emit import dots
+from polyq.emit import generate
 from polyq.emit.helpers import Helpers
+from polyq.emit.instructions import multiply_add
+from polyq.schedule import isa
 
 ALL = {"u8": (0, 255), "i8": (-128, 127), "u4": (0, 15), "i4": (-8, 7), "u2": (0, 3), "i2": (-2, 1)}
 
@@ -23,44 +25,130 @@ def compiled(source, folder, *flags):
     return folder / "t"
 
 
-@pytest.mark.parametrize(("lanes", "flag", "macro"), [(8, "-mavx2", "__AVX2__"), (4, "-msse4.1", "__SSE2__")])
-def test_the_instruction_is_what_plain_c_computes(lanes, flag, macro, tmp_path):
-    helpers = Helpers(4 * lanes)
-    name = dots._multiply_add(helpers, lanes)
-    text = "\n".join(helpers.text(f"{name} i16x{2 * lanes} i32x{lanes} u32x{lanes}"))
-    function = text[text.index("static inline") :]
-    types = text[: text.index("static inline")]
+ROWS = {dot.name: dot for dot in (*isa.AVX, *isa.VNNI, *isa.DOTPROD)}
+#: what the compiler says that it has where an instruction is there, and the type of 16 or 32 bits that it adds
+MACROS = ("__SSE2__", "__SSSE3__", "__AVX2__")
+
+
+def functions(dot, lanes):
+    """The types of an instruction's function, the function, and its operands' types: (t, a, b)."""
+    helpers = Helpers(4 * lanes, (dot,))
+    name = multiply_add(helpers, dot, lanes)
+    kinds = (f"i{dot.sums}x{lanes * 32 // dot.sums}", *(f"{d}x{dot.parts * lanes}" for d in (dot.codes, dot.other)))
+    text = "\n".join(helpers.text(f"{name} {' '.join(kinds)} u{kinds[0][1:]}"))
+    at = text.index("static inline")
+    return name, text[:at], text[at:], kinds
+
+
+PAIRS = """
+static const int16_t ends[] = {-32768, -32767, -256, -255, -128, -1, 0, 1, 127, 255, 256, 32766, 32767};
+enum { TRIALS = 13 * 13 * 13 * 13 + 1000000 };
+static void fill(long t, int16_t *a, int16_t *b, int n) {
+  for (int i = 0; i < n; ++i) a[i] = (int16_t)random32(), b[i] = (int16_t)random32();
+  if (t < 13 * 13 * 13 * 13) a[0] = ends[t % 13], a[1] = ends[t / 13 % 13], b[0] = ends[t / 169 % 13], b[1] = ends[t / 2197];
+}
+"""
+#: every pair of a code of 4 bits with every value of i8, beside every other; then the ends of what may be added up
+BYTES = """
+enum { TRIALS = 16 * 256 * 256 };
+static void fill(long t, uint8_t *a, int8_t *b, int n) {
+  for (int i = 0; i < n; i += 2) {
+    a[i] = (uint8_t)(t & 15), b[i] = (int8_t)(t >> 4 & 255), b[i + 1] = (int8_t)(t >> 12);
+    a[i + 1] = (uint8_t)((t + i / 2) & 15);
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(("name", "lanes"), [("vpmaddwd", 8), ("vpmaddwd", 4), ("vpmaddubsw", 8), ("vpmaddubsw", 4)])
+def test_the_instruction_is_what_plain_c_computes(name, lanes, tmp_path):
+    """For vpmaddubsw: codes of 4 bits, for which it is proven not to saturate, and all values of i8 beside each other."""
+    dot = ROWS[name]
+    function, types, text, (t, a, b) = functions(dot, lanes)
+    count, each = dot.parts * lanes, dot.sums * dot.parts // 32
+    undefined = "".join(f"#undef {m}\n" for m in MACROS)
     source = f"""
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 {types}
-{function}
-#undef {macro}
-{function.replace(name, "plain")}
-static const int16_t ends[] = {{-32768, -32767, -256, -255, -128, -1, 0, 1, 127, 255, 256, 32766, 32767}};
+{text}
+{undefined}
+{text.replace(function, "plain")}
+static uint32_t state = 12345;
+static uint32_t random32(void) {{ return (state = state * 1664525u + 1013904223u) >> 16; }}
+{PAIRS if dot.parts == 2 else BYTES}
 int main(void) {{
-  uint32_t state = 12345, wrong = 0;
-  for (long t = 0; t < 13 * 13 * 13 * 13 + 2000000; ++t) {{
-    int16_t v[2][{2 * lanes}];
-    for (int k = 0; k < 2; ++k) for (int i = 0; i < {2 * lanes}; ++i) v[k][i] = (int16_t)((state = state * 1664525u + 1013904223u) >> 16);
-    if (t < 13 * 13 * 13 * 13) {{
-      v[0][0] = ends[t % 13]; v[0][1] = ends[t / 13 % 13]; v[1][0] = ends[t / 169 % 13]; v[1][1] = ends[t / 2197];
-    }}
-    i16x{2 * lanes} a, b;
-    memcpy(&a, v[0], sizeof a); memcpy(&b, v[1], sizeof b);
-    i32x{lanes} got = {name}(a, b), other = plain(a, b);
-    for (int i = 0; i < {lanes}; ++i) {{
-      const int64_t exact = (int64_t)v[0][2 * i] * v[1][2 * i] + (int64_t)v[0][2 * i + 1] * v[1][2 * i + 1];
-      wrong += got[i] != (int32_t)exact || other[i] != (int32_t)exact;
+  long wrong = random32() > 65535;
+  for (long k = 0; k < TRIALS; ++k) {{
+    {"int16_t" if dot.parts == 2 else "uint8_t"} x[{count}];
+    {"int16_t" if dot.parts == 2 else "int8_t"} y[{count}];
+    fill(k, x, y, {count});
+    {a} u;
+    {b} v;
+    memcpy(&u, x, sizeof u); memcpy(&v, y, sizeof v);
+    const {t} start = ({t}){{0}} + 7;
+    {t} got = {function}(start, u, v), other = plain(start, u, v);
+    for (int i = 0; i < {count // each}; ++i) {{
+      int64_t exact = 7;
+      for (int p = 0; p < {each}; ++p) exact += (int64_t)x[{each} * i + p] * y[{each} * i + p];
+      wrong += got[i] != (int{dot.sums}_t)exact || other[i] != (int{dot.sums}_t)exact;
     }}
   }}
-  printf("%u\\n", wrong);
+  printf("%ld\\n", wrong);
   return 0;
 }}
 """
-    assert flag == "-msse4.1" or polyq.schedule.target.Target.named("avx2").available()
+    flag = "-mavx2" if lanes == 8 else "-msse4.1"
+    assert lanes == 4 or polyq.schedule.target.Target.named("avx2").available()
     assert subprocess.run([str(compiled(source, tmp_path, flag))], check=True, capture_output=True, text=True).stdout == "0\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "codes", "other", "steps"),
+    [
+        ("vpmaddubsw", (0, 15), (-128, 127), 8),  # 8 * 2 * 15 * 128 = 30720
+        ("vpmaddubsw", (0, 3), (-128, 127), 42),  # 42 * 2 * 3 * 128 = 32256
+        ("vpmaddubsw", (0, 127), (-128, 127), 1),  # 2 * 127 * 128 = 32512
+        ("vpmaddubsw", (0, 128), (-128, 127), 0),  # 2 * 128 * 128 = 32768
+        ("vpmaddubsw", (0, 255), (-128, 127), 0),
+        ("vpmaddubsw", (-8, 7), (-128, 127), 0),  # takes no sign
+        ("vpmaddubsw", (0, 15), (-32768, 32767), 0),  # takes bytes
+        ("vpdpbusd", (0, 255), (-128, 127), 1 << 30),
+        ("sdot", (0, 255), (-128, 127), 0),
+        ("sdot", (-128, 127), (-128, 127), 1 << 30),
+    ],
+)
+def test_ranges_decide_how_often_a_result_is_added(name, codes, other, steps):
+    assert ROWS[name].steps(codes, other) == steps
+
+
+@pytest.mark.parametrize("codes", ["u4", "u2"])
+def test_sums_of_16_bits_hold_their_ends(codes):
+    """Greatest codes against activations that are all 127, all -127, or change at any place: exact, nothing saturates."""
+    n, k = 64, 512
+    top = ALL[codes][1]
+    spec, kernel = layer(codes, n, k, "i8")
+    assert "madd_u8x" in kernel.source
+    assert "i8[" in str(kernel.schedule)
+    w = np.full((n, k), top)
+    bound = kernel.bind(w=to_storage(spec.tensor("w"), packed(w, int(codes[1])))[0])
+    x = np.full((10, k), 127.0, np.float32)
+    for row in range(1, 10):
+        x[row, (row - 1) * 8 :] = -127
+    assert np.array_equal(bound(x=x), x @ w.T.astype(np.float32))
+
+
+@pytest.mark.parametrize(("codes", "bits"), [("u8", 16), ("i4", 16), ("u4", 8), ("u2", 8)])
+def test_what_bytes_cannot_hold_is_multiplied_in_halves_and_it_says_so(codes, bits):
+    spec = polyq.parse("y[m, n] += x[m, k] * f32(w[n, k])", w=(codes, (64, 256)), x=("f32", ("m", 256)))
+    made = polyq.Schedule.auto(spec, numerics="i8", target="avx2", constants=("w",))
+    assert made.plan.spec.tensor("x.i8").dtype == f"i{bits}"
+    low, high = ALL[codes]
+    said = f"i8 in 16 bits, since vpmaddubsw cannot take or sum w from {low} to {high} times i8"
+    assert (said in "\n".join(made.notes)) == (bits == 16)
+    loose = polyq.Schedule.auto(spec, numerics="i8", target="avx2")
+    assert any("since w is not bound" in note for note in loose.notes)
 
 
 def layer(codes, n, k, numerics):
@@ -104,7 +192,7 @@ def test_the_instruction_is_in_the_loop(codes, rows, tmp_path):
     text = "y[m, n] += x[m, g, j] * ((f32(w[n, g, j]) - z[n, g]) * s[n, g])"
     spec = polyq.parse(text, w=(codes, (64, 4, 128)), z=("f32", (64, 4)), s=("f32", (64, 4)), x=("f32", ("m", 4, 128)))
     made = polyq.Schedule.auto(spec, numerics="i16", target="avx2", constants=("w", "z", "s"), sizes={"m": rows})
-    (tmp_path / "k.c").write_text(polyq.emit.generate(made).source)
+    (tmp_path / "k.c").write_text(generate(made).source)
     command = [str(find_compiler().path), "-O2", "-fwrapv", *made.machine.flags, "-S", str(tmp_path / "k.c"), "-o", "-"]
     assembly = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     loop = innermost(assembly.split("\n"), "vpmaddwd")
@@ -112,6 +200,23 @@ def test_the_instruction_is_in_the_loop(codes, rows, tmp_path):
     assert not [line for line in loop if line.endswith("(%rsp)")]  # constants may be read from there
     fields = 32 // int(codes[1])
     assert sum("vpmaddwd" in line for line in loop) % (fields // 2) == 0
+
+
+@pytest.mark.parametrize("rows", [1, 16, 128])
+@pytest.mark.parametrize(("codes", "results"), [("u4", 2), ("u2", 4)])
+def test_bytes_are_multiplied_in_the_loop(codes, results, rows, tmp_path):
+    """One instruction for 32 products, added up in registers; only totals, once for eight results, may lie in memory."""
+    text = "y[m, n] += x[m, g, j] * ((f32(w[n, g, j]) - z[n, g]) * s[n, g])"
+    spec = polyq.parse(text, w=(codes, (64, 4, 128)), z=("f32", (64, 4)), s=("f32", (64, 4)), x=("f32", ("m", 4, 128)))
+    made = polyq.Schedule.auto(spec, numerics="i8", target="avx2", constants=("w", "z", "s"), sizes={"m": rows})
+    (tmp_path / "k.c").write_text(generate(made).source)
+    command = [str(find_compiler().path), "-O2", "-fwrapv", *made.machine.flags, "-S", str(tmp_path / "k.c"), "-o", "-"]
+    assembly = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    loop = innermost(assembly.split("\n"), "vpmaddubsw")
+    count, folds = (sum(name in line for line in loop) for name in ("vpmaddubsw", "vpmaddwd"))
+    assert count == 8 * folds
+    assert sum("(%rsp)" in line for line in loop) <= 2 * folds
+    assert not [line for line in loop if "div" in line or "vpmulld" in line or "call" in line]
 
 
 def innermost(lines, instruction):

@@ -49,7 +49,7 @@ MATVEC = "a: f32[m, 40]\nx: f32[40]\ny[i] += a[i, k] * x[k]\n"
         (MATVEC, ["--set", "q=3"], "--set q: the program has no such parameter; its parameters: m"),
         ("y[i] = 1 where i < 3", ["--set", "m=3"], "--set m: the program has no such parameter; its parameters: none"),
         (MATVEC, ["--numerics", "i4"], "numerics='i4' is not known; choose one of 'strict', 'reassoc', 'i16', 'i16x2', 'i8'"),
-        (MATVEC, ["--target", "avx3"], "target='avx3' is not known; choose one of 'native', 'avx512', 'avx2', 'neon', 'sse', 'c'"),
+        (MATVEC, ["--target", "avx3"], "target='avx3' is not known; choose one of 'native', 'avx512vnni', 'avx512', 'avxvnni', 'avx2', 'neondot', 'neon', 'sse', 'c'"),
         (MATVEC, ["--set", "M=3"], "--set M: the program has no such parameter; its parameters: m; did you mean m?"),
         (MATVEC, ["--bind", "A"], "constants: A: no input has that name; the inputs are a, x; did you mean a?"),
         (MATVEC, ["--bind", "A", "--emit", "c"], "--bind A: the program has no such input (a, x); did you mean a?"),

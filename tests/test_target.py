@@ -31,6 +31,9 @@ def machine(monkeypatch):
     ("features", "name"),
     [
         ("avx512f avx512bw avx512vl avx512dq avx2 fma f16c sse4_1", "avx512"),
+        ("avx512f avx512bw avx512vl avx512dq avx512_vnni avx2 fma f16c sse4_1", "avx512vnni"),
+        ("avx2 fma f16c avx_vnni sse4_1", "avxvnni"),
+        ("fp asimd asimddp", "neondot"),
         ("avx512f avx2 fma f16c sse4_1", "avx2"),  # 512-bit floats alone are not enough
         ("avx2 sse4_1", "sse"),
         ("fp asimd", "neon"),
@@ -54,19 +57,24 @@ def test_available_asks_for_every_feature(machine):
 def test_table():
     widths = {name: (t.vector_bytes, t.registers, t.fma, t.lanes("f32"), t.lanes("i16")) for name, t in TARGETS.items()}
     assert widths == {
+        "avx512vnni": (64, 32, True, 16, 32),
         "avx512": (64, 32, True, 16, 32),
+        "avxvnni": (32, 16, True, 8, 16),
         "avx2": (32, 16, True, 8, 16),
+        "neondot": (16, 32, True, 4, 8),
         "neon": (16, 32, True, 4, 8),
         "sse": (16, 16, False, 4, 8),
         "c": (0, 16, False, 1, 1),
     }
     assert TARGETS["avx2"].flags == ("-mavx2", "-mfma", "-mf16c")
+    assert TARGETS["avxvnni"].flags == ("-mavx2", "-mfma", "-mf16c", "-mavxvnni")
+    assert TARGETS["avx512vnni"].flags[-1] == "-mavx512vnni"
     assert TARGETS["c"].flags == ()
 
 
 def test_unknown_name_lists_the_known_ones():
     with pytest.raises(
-        ScheduleError, match=r"^target 'avx3' is not known: choose one of native, avx512, avx2, neon, sse, c$"
+        ScheduleError, match=r"^target 'avx3' is not known: choose one of native, avx512vnni, avx512, avxvnni, avx2, neondot, neon, sse, c$"
     ):
         Target.named("avx3")
 

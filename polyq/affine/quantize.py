@@ -37,8 +37,8 @@ _I32 = 2**31 - 1
 class Mode:
     """How activations become integers: the dtype of a plane, its greatest value, and how many planes there are.
 
-    Values of i8 lie in 16 bits, as multiply-adds of pairs take them: a product of 8-bit pairs of full range may leave
-    the 16 bits that the instructions for bytes have for it.
+    Values of i8 lie in 16 bits unless a rewrite asks for bytes: a sum of two products of full range may leave the 16
+    bits that some instructions for bytes have for it.
     """
 
     dtype: str
@@ -244,11 +244,13 @@ class _Layout:
         return tuple(self.at[d] for d in dims)
 
 
-def quantize(spec: Spec, name: str, operand: str, inner: Sequence[str], numerics: str) -> Spec:
+def quantize(
+    spec: Spec, name: str, operand: str, inner: Sequence[str], numerics: str, dtype: str | None = None
+) -> Spec:
     """Round an operand of a sum to integers, group by group.
 
-    ``inner`` are the dims of a group, ``numerics`` names the mode. Groups of the same elements are rounded once,
-    whatever sums read them.
+    ``inner`` are the dims of a group, ``numerics`` names the mode, ``dtype`` is the type of an element where it is not
+    the mode's. Groups of the same elements are rounded once, whatever sums read them.
 
     rewrite: ``y[p] += x[g, j] * f(p, g, j)`` -> ``x.max[g] max= |x[g, j]|; x.step[g] = x.max[g] / 32767;
     x.q[g, j] = i16(rint(x[g, j] / x.step[g])); y[p] += x.step[g] * f32(x.q[g, j]) * f(p, g, j)``
@@ -256,7 +258,7 @@ def quantize(spec: Spec, name: str, operand: str, inner: Sequence[str], numerics
     proof: with the exact quotient in place of its rounding this is the sum as it was; each element is off by at most
     half a step (with two planes by 2**-16 steps), by no more than ``LEAST`` in a group of zeros.
     """
-    old, mode = spec.op(name), MODES[numerics]
+    old, mode = spec.op(name), _mode(name, numerics, dtype)
     op = _simple(old)
     terms = _terms(op)
     found = [f for t in terms or () for f in t.factors if _is_activation(f) and loads(f)[0].tensor == operand]
@@ -284,6 +286,15 @@ def quantize(spec: Spec, name: str, operand: str, inner: Sequence[str], numerics
     changed = replace(op, dims=dims, extents=tuple(op.extent(d) for d in dims), body=total)
     at = spec.ops.index(old)
     return spec.with_ops((*spec.ops[:at], *made.ops, changed, *spec.ops[at + 1 :]), (*spec.all_tensors, *made.tensors))
+
+
+def _mode(name: str, numerics: str, dtype: str | None) -> Mode:
+    mode = MODES[numerics]
+    if dtype is None:
+        return mode
+    if dtype not in ("i8", "i16", "i32") or dtypes.value_range(dtype)[1] < mode.levels:
+        raise ScheduleError(f"quantize({name!r}): expected a signed type that holds {mode.levels}, got dtype={dtype!r}")
+    return replace(mode, dtype=dtype)
 
 
 def _layout(spec: Spec, op: Op, load: Load, inner: tuple[str, ...]) -> _Layout:

@@ -48,8 +48,9 @@ def build(
     """Return the kernel of a spec or a schedule.
 
     ``numerics`` says what may change (``"reassoc"`` for a spec; a schedule has its own). ``threads`` is the most that a
-    call uses, by default the cores of this process. ``target`` is ``native``, ``c``, ``avx2``, ``avx512`` or ``neon``;
-    one that this CPU lacks gives a kernel to read, not to call. ``constants`` names inputs that only ``bind`` supplies.
+    call uses, by default the cores of this process. ``target`` is ``native`` or a name in
+    :data:`~polyq.schedule.target.TARGETS`; one that this CPU lacks gives a kernel to read, not to call. ``constants``
+    names inputs that only ``bind`` supplies.
 
     Raises :class:`~polyq.affine.errors.ScheduleError` for an option that the schedule contradicts,
     :class:`~polyq.affine.errors.BuildError` where the C compiler fails.

@@ -31,7 +31,8 @@ _RESERVED = re.compile(
 #: names of the typedefs and helper functions that a module declares; a name of the program that looks alike is changed
 _OURS = re.compile(
     r"([uif]\d+|b?f16)(x\d+)?(_u)?$|polyq_|region_|run_region_|field_|stream|KEEP|ARENA_|INT\d|UINT\d|_|"
-    r"(splat|widen|first_lanes|select|load|store|fold|convert|round|from|to|add|mul|min|max|floordiv|mod|exp|log|tanh|"
+    r"(splat|widen|narrow|first_lanes|select|load|store|fold|convert|round|from|to|add|mul|min|max|floordiv|mod|exp|log|"
+    r"tanh|madd|spread|both|ones|"
     r"erf|sqrt|floor|rint|fabs|index|ldexp|odd|reverse|u8|i8|u16|i16|u32|i32|u64|i64)_"
 )
 

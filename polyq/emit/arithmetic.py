@@ -168,11 +168,11 @@ def scaled(helpers: Helpers, dtype: str, lanes: int) -> str:
 def transcendental(helpers: Helpers, fn: str, a: Value, dtype: str, fast: bool) -> Value:
     """Return ``exp``, ``log``, ``tanh`` or ``erf``: C's double function, rounded once to ``dtype``.
 
-    With ``fast`` f32 vectors go to glibc's vector functions (libmvec: at most 4 ulp). For f16 and bf16 the result is an
-    f32 that rounds to the right value.
+    With ``fast`` f32 vectors go to glibc's vector functions (libmvec: at most 4 ulp) where it has them.
+    For f16 and bf16 the result is an f32 that rounds to the right value.
     """
     letter = {4: "b", 8: "d", 16: "e"}.get(a.lanes)
-    if fast and dtype == "f32" and letter is not None and 4 * a.lanes <= helpers.vector_bytes:
+    if fast and helpers.libmvec and dtype == "f32" and letter is not None and 4 * a.lanes <= helpers.vector_bytes:
         vector = helpers.vector("f32", a.lanes)
         name = f"_ZGV{letter}N{a.lanes}v_{fn}f"
         helpers.add(name, f"extern {vector} {name}({vector});")

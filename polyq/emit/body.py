@@ -134,9 +134,9 @@ class Emitter:
         """Return the C of a run; before another node of the block, every register variable has to be declared."""
         run = Run(self.helpers, self.names, self.storage, self.strict, self.prefetch, self._undeclared, self._innermost)
         run.expect((step.assign.value, step.lanes) for step in steps)
-        for step in dots.paired(run, steps):
-            if isinstance(step, dots.Pair):
-                dots.emit_pair(run, step)
+        for step in dots.joined(run, steps):
+            if isinstance(step, dots.Joined):
+                dots.emit_joined(run, step)
             else:
                 emit(run, step)
         notes, self._notes = self._notes, []

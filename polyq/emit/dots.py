@@ -1,28 +1,27 @@
-"""Sums of products of 16-bit integers, two products at a time: what multiply-add instructions of pairs compute.
+"""Sums of products of small integers, several products at a time: what an instruction of the target's table computes.
 
 ``t += a*b`` and ``t += c*d`` of one run become one step where ``a`` and ``c`` are fields of the same 32-bit words, half
-a word apart, and ``b`` and ``d`` are the same in all lanes. Integers wrap, so that the order of a sum is free.
+a word apart, and ``b`` and ``d`` are the same in all lanes; likewise four, a quarter of a word apart. Which row of the
+table computes them follows from the ranges of the factors. Integers wrap, so that the order of a sum is free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from polyq.affine import dtypes
 from polyq.affine.expr import Affine
 from polyq.affine.scalar import Apply, Cast, Load, loads
 from polyq.emit.address import Memory, Offset, Registers, offset_of, stem
-from polyq.emit.ctypes import UNARY, Value
+from polyq.emit.ctypes import UNARY, Value, scalar_name
+from polyq.emit.instructions import multiply_add, ones
 from polyq.emit.loads import field_place, words_at
 from polyq.emit.run import Lanes, Run, varies
 from polyq.emit.statements import Step
+from polyq.schedule.isa import Dot, dot_for
 
-if TYPE_CHECKING:
-    from polyq.emit.helpers import Helpers
-
-__all__ = ["Pair", "emit_pair", "paired"]
+__all__ = ["Joined", "emit_joined", "joined"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,44 +35,66 @@ class _Product:
     field: int
     same: Load
 
+    def place(self, dot: Dot) -> tuple[int, int]:
+        """Return which part of its word the field is in, and which field of that part it is."""
+        return divmod(self.field, 32 // dtypes.info(self.codes.dtype).bits // dot.parts)
+
+    def steps(self, dot: Dot) -> int:
+        """Return how many results of an instruction may be added (see :meth:`polyq.schedule.isa.Dot.steps`)."""
+        return dot.steps(dtypes.value_range(self.codes.dtype), dtypes.value_range(self.same.dtype))
+
+    @property
+    def cell(self) -> tuple[object, ...]:
+        """What a sum is told by: the vector that is added to, and the types whose ranges bound what is added."""
+        return self.step.assign.target, self.step.assign.index, self.lanes, self.codes.dtype, self.same.dtype
+
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Two steps that become one: the field of the first is in the lower half of its word."""
+class Joined:
+    """Steps that become one, in the order of the parts of their words.
 
-    low: _Product
-    high: _Product
+    Sums of 16 bits run over several of them: ``begins`` starts one, ``ends`` adds it to the total.
+    """
+
+    products: tuple[_Product, ...]
+    dot: Dot
+    begins: bool = True
+    ends: bool = True
 
 
-def paired(run: Run, steps: Sequence[Step]) -> list[Step | Pair]:
-    """Return the steps of a run with those joined that one multiply-add of pairs computes."""
-    found = [_product(run, s) for s in steps]
+def joined(run: Run, steps: Sequence[Step]) -> list[Step | Joined]:
+    """Return the steps of a run with those joined that one instruction computes."""
+    found = [_product(run, s) for s in steps] if run.helpers.dots else []
     if sum(p is not None for p in found) < 2:
         return list(steps)
     written = {s.assign.target for s in steps}
-    out: list[Step | Pair] = []
+    out: list[Step | Joined] = []
     taken: set[int] = set()
     for k, (step, p) in enumerate(zip(steps, found, strict=True)):
         if k in taken:
             continue
-        steady = p is not None and not written & {p.codes.tensor, p.same.tensor}
-        partner = _partner(p, k, steps, found, taken) if p is not None and steady else None
-        if p is None or partner is None:
-            out.append(step)
+        out.append(step)
+        if p is None or written & {p.codes.tensor, p.same.tensor}:
             continue
-        other = found[partner]
-        assert other is not None
-        taken.add(partner)
-        out.append(Pair(p, other) if p.field < other.field else Pair(other, p))
-    return out
+        for dot in run.helpers.dots:
+            partners = _partners(p, k, steps, found, taken, dot)
+            if partners is not None:
+                taken.update(partners)
+                group = [p, *(q for q in (found[j] for j in partners) if q is not None)]
+                out[-1] = Joined(tuple(sorted(group, key=lambda q: q.field)), dot)
+                break
+    return _summed(out)
 
 
-def _partner(
-    p: _Product, k: int, steps: Sequence[Step], found: Sequence[_Product | None], taken: set[int]
-) -> int | None:
-    """Return the later step that goes with the product at ``k``, if nothing between the two looks at their sum."""
+def _partners(
+    p: _Product, k: int, steps: Sequence[Step], found: Sequence[_Product | None], taken: set[int], dot: Dot
+) -> list[int] | None:
+    """Return the later steps that go with the product at ``k``, if nothing in between looks at their sum."""
     target = p.step.assign
-    half = 16 // dtypes.info(p.codes.dtype).bits
+    if 32 // dtypes.info(p.codes.dtype).bits < dot.parts or not p.steps(dot):
+        return None
+    part, field = p.place(dot)
+    partners: dict[int, int] = {}
     for j in range(k + 1, len(steps)):
         q = found[j]
         between = steps[j].assign
@@ -81,12 +102,35 @@ def _partner(
             return None
         if between.target == target.target and between.index == target.index and between.reduce != "+":
             return None
-        if q is None or j in taken or (between.target, between.index) != (target.target, target.index):
+        if q is None or j in taken or q.cell != p.cell:
             continue
-        words = (p.codes.tensor, p.at, p.lanes) == (q.codes.tensor, q.at, q.lanes)
-        if words and p.field % half == q.field % half and p.field != q.field and p.same.tensor == q.same.tensor:
-            return j
+        words = (p.codes.tensor, p.at) == (q.codes.tensor, q.at) and p.same.tensor == q.same.tensor
+        other, place = q.place(dot)
+        if words and place == field and other != part and other not in partners:
+            partners[other] = j
+            if len(partners) == dot.parts - 1:
+                return list(partners.values())
     return None
+
+
+def _summed(items: list[Step | Joined]) -> list[Step | Joined]:
+    """Let sums of 16 bits run as far as they are proven to hold them, or until somebody looks at the total."""
+    last: dict[tuple[object, ...], tuple[int, int]] = {}  # where a sum was added to last, and how often
+    for k, item in enumerate(items):
+        if isinstance(item, Step):
+            seen = {item.assign.target, *(r.tensor for r in loads(item.assign.value))}
+            last = {cell: at for cell, at in last.items() if cell[0] not in seen}
+        elif item.dot.sums == 16:
+            p = item.products[0]
+            before, count = last.pop(p.cell, (-1, 0))
+            if count:
+                earlier = items[before]
+                assert isinstance(earlier, Joined)
+                items[before] = replace(earlier, ends=False)
+            items[k] = replace(item, begins=count == 0)
+            if count + 1 < p.steps(item.dot):
+                last[p.cell] = k, count + 1
+    return items
 
 
 def _product(run: Run, step: Step) -> _Product | None:
@@ -115,77 +159,98 @@ def _fits(run: Run, load: Load) -> bool:
 
 
 # ---- emission
-def emit_pair(run: Run, pair: Pair) -> None:
-    """Add the lines of two products at once."""
-    low, assign, lanes = pair.low, pair.low.step.assign, pair.low.lanes
+def emit_joined(run: Run, item: Joined) -> None:
+    """Add the lines of several products at once."""
+    first, dot = item.products[0], item.dot
+    assign, lanes, helpers = first.step.assign, first.lanes, run.helpers
     storage = run.storage[assign.target]
     assert isinstance(storage, Registers)
-    name, _, _ = run.register(storage, assign.index, lanes)
-    codes, same = _codes(run, low), _same(run, pair)
-    run.say(f"{name} += {_multiply_add(run.helpers, lanes.width)}({codes.text}, {same.text});")
-    run.say(f"KEEP({name});")
+    total, _, _ = run.register(storage, assign.index, lanes)
+    operands = f"{_codes(run, first, dot).text}, {_same(run, item).text}"
+    function = multiply_add(helpers, dot, lanes.width)
+    if dot.sums == 32:
+        run.say(f"{total} = {function}({total}, {operands});")
+    else:
+        vector = helpers.vector("i16", 2 * lanes.width)
+        if item.begins:
+            run.sums[first.cell] = run.names.fresh(f"{total}_part")
+        part = run.sums[first.cell]
+        start = f"({vector}){{0}}" if item.begins else part
+        run.say(f"{f'{vector} ' if item.begins else ''}{part} = {function}({start}, {operands});")
+        run.say(f"KEEP({part});")
+        if item.ends:
+            pairs = dot_for(helpers.dots, 2, (-32768, 32767), (-32768, 32767))
+            assert pairs is not None, "a target whose sums have 16 bits adds pairs of them"
+            add = multiply_add(helpers, pairs, lanes.width)
+            run.say(f"{total} = {add}({total}, {part}, {ones(helpers, 2 * lanes.width)});")
+    if dot.sums == 32:
+        run.say(f"KEEP({total});")  # totals of shorter sums may lie in memory: they are needed rarely
     run.written(assign.target)
 
 
-def _codes(run: Run, p: _Product) -> Value:
-    """Return two fields of each word, half a word apart, as i16."""
-    words, d, lanes = words_at(run, p.codes, p.lanes, p.at), dtypes.info(p.codes.dtype), 2 * p.lanes.width
-    shift = p.field * d.bits
+def _codes(run: Run, p: _Product, dot: Dot) -> Value:
+    """Return one field of each part of each word, as i16 or as bytes."""
+    words, d, lanes = words_at(run, p.codes, p.lanes, p.at), dtypes.info(p.codes.dtype), dot.parts * p.lanes.width
+    part, kind = 32 // dot.parts, "i16" if dot.parts == 2 else dot.codes
+    shift = p.place(dot)[1] * d.bits
+    text = _bytes(run, words, d, shift, lanes) if dot.parts == 4 else _halves(run, words, d, shift, lanes)
+    value = Value(f"({run.helpers.vector(kind, lanes)})({text})", kind, lanes, UNARY)
+    key = ("parts", replace(p.codes, index=()), words.text, shift, part)
+    return run.once(key, value, f"{stem(p.codes.tensor)}_{'pairs' if dot.parts == 2 else 'bytes'}")
+
+
+def _halves(run: Run, words: Value, d: dtypes.DType, shift: int, lanes: int) -> str:
+    """Return the field at bit ``shift`` of each half of the words."""
     kind = "u16" if d.kind == "u" else "i16"
     text = f"({run.helpers.vector(kind, lanes)}){words.within(UNARY)}"
     if d.kind == "u":
         if shift:
             text = f"({text} >> {shift})"
-        if shift + d.bits < 16:
-            text = f"{text} & {(1 << d.bits) - 1}"
-    else:
-        if shift + d.bits < 16:
-            text = f"({text} << {16 - d.bits - shift})"
-        text = f"{text} >> {16 - d.bits}"
-    value = Value(f"({run.helpers.vector('i16', lanes)})({text})", "i16", lanes, UNARY)
-    key = ("halves", replace(p.codes, index=()), words.text, p.field, lanes)
-    return run.once(key, value, f"{stem(p.codes.tensor)}_pairs")
+        return f"{text} & {(1 << d.bits) - 1}" if shift + d.bits < 16 else text
+    if shift + d.bits < 16:
+        text = f"({text} << {16 - d.bits - shift})"
+    return f"{text} >> {16 - d.bits}"
 
 
-def _same(run: Run, pair: Pair) -> Value:
-    """Return the two other factors side by side, in all lanes."""
-    low, high, lanes = pair.low.same, pair.high.same, pair.low.lanes.width
-    storage = run.storage[low.tensor]
+def _bytes(run: Run, words: Value, d: dtypes.DType, shift: int, lanes: int) -> str:
+    """Return the field at bit ``shift`` of each byte of the words; the sign of one is extended by a subtraction."""
+    if d.bits == 8:
+        return words.text
+    shifted = f"({words.text} >> {shift})" if shift else words.text
+    masked = f"{shifted} & {((1 << d.bits) - 1) * 0x01010101:#x}u"
+    if d.kind == "u":
+        return masked
+    sign = 1 << (d.bits - 1)
+    return f"(({run.helpers.vector('i8', lanes)})({masked}) ^ {sign}) - {sign}"
+
+
+def _same(run: Run, item: Joined) -> Value:
+    """Return the other factors side by side, in all lanes."""
+    parts, loads_, lanes = item.dot.parts, [p.same for p in item.products], item.products[0].lanes.width
+    kind = "i16" if parts == 2 else "i8"
+    storage = run.storage[loads_[0].tensor]
     assert isinstance(storage, Memory)
-    start, end = offset_of(storage, low.index), offset_of(storage, high.index)
-    vector, wide = run.helpers.vector("i16", 2 * lanes), run.helpers.vector("i32", lanes)
-    fill = ", ".join(["w"] * lanes)
-    if low.dtype == "i16" and start.symbolic == end.symbolic and end.known - start.known == Affine(1):
+    start, *others = (offset_of(storage, load.index) for load in loads_)
+    vector = run.helpers.vector(kind, parts * lanes)
+    wide, fill = run.helpers.vector("i32", lanes), ", ".join(["w"] * lanes)
+    together = all(
+        o.symbolic == start.symbolic and o.known - start.known == Affine(k) for k, o in enumerate(others, start=1)
+    )
+    if loads_[0].dtype == kind and together:
         name = run.helpers.add(
-            f"pair_{vector}",
-            f"static inline {vector} pair_{vector}(const int16_t *p) {{\n  int32_t w;\n  __builtin_memcpy(&w, p, 4);\n"
-            f"  return ({vector})({wide}){{{fill}}};\n}}",
+            f"spread_{vector}",
+            f"static inline {vector} spread_{vector}(const {scalar_name(kind)} *p) {{\n  int32_t w;\n"
+            f"  __builtin_memcpy(&w, p, 4);\n  return ({vector})({wide}){{{fill}}};\n}}",
         )
         text = f"{name}({start.plus(storage.pointer, run.names)})"
     else:
-        a, b = run.value(low, None), run.value(high, None)
-        name = run.helpers.add(
-            f"both_{vector}",
-            f"static inline {vector} both_{vector}(int16_t a, int16_t b) {{\n"
-            f"  const int32_t w = (int32_t)((uint32_t)(uint16_t)a | (uint32_t)(uint16_t)b << 16);\n"
+        name, letters = f"both_{vector}", "abcd"[:parts]
+        unsigned, arguments = f"uint{32 // parts}_t", ", ".join(f"{scalar_name(kind)} {c}" for c in letters)
+        word = " | ".join(f"(uint32_t)({unsigned}){c} << {k * 32 // parts}" for k, c in enumerate(letters))
+        run.helpers.add(
+            name,
+            f"static inline {vector} {name}({arguments}) {{\n  const int32_t w = (int32_t)({word});\n"
             f"  return ({vector})({wide}){{{fill}}};\n}}",
         )
-        text = f"{name}({a.text}, {b.text})"
-    return run.once(("pair", low, high, lanes), Value(text, "i16", 2 * lanes), f"{stem(low.tensor)}_pair")
-
-
-def _multiply_add(helpers: Helpers, lanes: int) -> str:
-    """Return the name of a function: products of i16 lanes, neighbours added, as i32 that wrap."""
-    pairs, out, bits = helpers.vector("i16", 2 * lanes), helpers.vector("i32", lanes), helpers.vector("u32", lanes)
-    name = f"madd_{pairs}"
-    plain = (
-        f"  const {bits} low = ({bits})(({out})(({bits})a << 16) >> 16) * ({bits})(({out})(({bits})b << 16) >> 16);\n"
-        f"  return ({out})(low + ({bits})(({out})a >> 16) * ({bits})(({out})b >> 16));\n"
-    )
-    builtin = {4: ("__SSE2__", "__builtin_ia32_pmaddwd128"), 8: ("__AVX2__", "__builtin_ia32_pmaddwd256")}.get(lanes)
-    if builtin is not None:
-        short = f"  typedef short shorts __attribute__((vector_size({4 * lanes})));\n"
-        native = f"{short}  return ({out}){builtin[1]}((shorts)a, (shorts)b);\n"
-        plain = f"#if defined({builtin[0]})\n{native}#else\n{plain}#endif\n"
-    return helpers.add(name, f"static inline {out} {name}({pairs} a, {pairs} b) {{\n{plain}}}")
-
+        text = f"{name}({', '.join(run.value(load, None).text for load in loads_)})"
+    return run.once(("same", *loads_, lanes), Value(text, kind, parts * lanes), f"{stem(loads_[0].tensor)}_spread")

@@ -10,6 +10,7 @@ import re
 
 from polyq.affine import dtypes
 from polyq.emit.ctypes import SUM, UNARY, Value, scalar_name, type_name, typedefs, width
+from polyq.schedule.isa import Dot
 
 __all__ = ["Helpers", "words"]
 
@@ -24,11 +25,12 @@ def words(text: str) -> set[str]:
 class Helpers:
     """Collects what the generated code needs: vector types and functions, in order of first use.
 
-    ``vector_bytes`` is what one register of the target holds, 0 for scalar code.
+    ``vector_bytes`` is what one register of the target holds, 0 for scalar code; ``dots`` are its instructions for sums
+    of products of small integers, and with ``libmvec`` functions of vectors come from that library.
     """
 
-    def __init__(self, vector_bytes: int) -> None:
-        self.vector_bytes = vector_bytes
+    def __init__(self, vector_bytes: int, dots: tuple[Dot, ...] = (), libmvec: bool = True) -> None:
+        self.vector_bytes, self.dots, self.libmvec = vector_bytes, dots, libmvec
         self._kinds: set[tuple[str, int]] = set()
         self._functions: dict[str, str] = {}
         self.streams = False  # whether a store past the cache was asked for since this was last reset
@@ -225,6 +227,8 @@ class Helpers:
             return self.convert(self.convert(value, "i32"), to)
         if small and to in ("i32", "u32") and value.lanes in (4, 8):
             return Value(f"{self._widen(source, to, value.lanes)}({value.text})", to, value.lanes)
+        if source in ("i32", "u32") and to in ("i8", "u8") and value.lanes in (4, 8):
+            return Value(f"{self._lowest_bytes(source, to, value.lanes)}({value.text})", to, value.lanes)
         return Value(f"__builtin_convertvector({value.text}, {vector})", to, value.lanes)
 
     def _widen(self, source: str, to: str, lanes: int) -> str:
@@ -244,6 +248,17 @@ class Helpers:
             name,
             f"static inline {out} {name}({vector} x) {{\n{feature}\n{whole}  return ({out}){builtin}({argument});\n"
             f"#else\n  return __builtin_convertvector(x, {out});\n#endif\n}}",
+        )
+
+    def _lowest_bytes(self, source: str, to: str, lanes: int) -> str:
+        """Gcc 12 narrows 32 bits to bytes lane by lane; a shuffle of bytes is two instructions and a move."""
+        vector, out, parts = self.vector(source, lanes), self.vector(to, lanes), self.vector(to, 4 * lanes)
+        order = ", ".join(str(4 * i) for i in range(lanes))
+        name = f"narrow_{vector}_{out}"
+        return self.add(
+            name,
+            f"static inline {out} {name}({vector} x) {{\n"
+            f"  return __builtin_shufflevector(({parts})x, ({parts})x, {order});\n}}",
         )
 
     def reinterpret(self, value: Value, to: str) -> Value:

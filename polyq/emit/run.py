@@ -36,7 +36,7 @@ class Run:
     """Emits one run: ``lines`` grow as statements are added.
 
     ``undeclared`` holds the register variables (name -> C type) of the enclosing block that no line has declared yet;
-    ``loop`` is the innermost loop's variable.
+    ``loop`` is the innermost loop's variable; ``sums`` names the sums of 16 bits that are open.
     """
 
     helpers: Helpers
@@ -47,6 +47,7 @@ class Run:
     undeclared: dict[str, str]
     loop: str = ""
     lines: list[str] = field(default_factory=list[str])
+    sums: dict[object, str] = field(default_factory=dict[object, str])
     _uses: Counter[object] = field(default_factory=Counter[object])
     _read: set[str] = field(default_factory=set[str])
     _known: dict[object, Value] = field(default_factory=dict[object, Value])

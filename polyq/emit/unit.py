@@ -132,7 +132,8 @@ def c_module(
     names = Names()
     entry = names.fresh(f"kernel_{nest.name}")
     strict = numerics == "strict"
-    emitter = Emitter(names, Helpers(target.vector_bytes), strict, (prefetch or {}) if target.vector_bytes else {})
+    helpers = Helpers(target.vector_bytes, target.dots, target.libmvec)
+    emitter = Emitter(names, helpers, strict, (prefetch or {}) if target.vector_bytes else {})
     unit = _Unit(nest, names, emitter)
     emitter.threaded = lambda loop, context: _region(unit, loop, context)
     failure = _open(unit, stream if target.vector_bytes else frozenset())

@@ -14,6 +14,7 @@ from polyq.affine.expr import Affine, Dim, FloorDiv
 from polyq.affine.scalar import Cast, Load, walk
 from polyq.affine.spec import Op
 from polyq.schedule.draft import Draft, plain_dim, size_of
+from polyq.schedule.isa import dot_for
 from polyq.schedule.quantized import multiplies_integers
 
 __all__ = ["Words", "free_operands", "lane_axis", "step_axis", "tile_rows", "walked_dims", "words_of"]
@@ -28,23 +29,27 @@ MOST_PADDING = 1.05
 class Words:
     """Narrow integers as fields of 32-bit lanes: ``fields`` neighbours along the reduced dim ``along``.
 
-    With ``halves`` two neighbours lie half a word apart, as 16-bit multiply-adds of pairs take them.
+    With ``parts`` neighbours lie in different parts of a word (two halves or four bytes), as instructions take them
+    that multiply and add these.
+
+    >>> [Words(8, "j", parts).field(Affine(5)).const for parts in (1, 2, 4)]
+    [5, 6, 3]
     """
 
     fields: int
     along: str
-    halves: bool = False
+    parts: int = 1
 
     def field(self, element: Affine) -> Affine:
         """Return which field holds an element of the dim."""
-        half = self.fields // 2
+        each = self.fields // self.parts
         place = element % self.fields
-        return place // 2 + (place % 2) * half if self.halves else place
+        return place // self.parts + (place % self.parts) * each if self.parts > 1 else place
 
     def element(self, field: Affine) -> Affine:
         """Return which element of a word a field holds: the inverse of :meth:`field`."""
-        half = self.fields // 2
-        return (field % half) * 2 + field // half if self.halves else field
+        each = self.fields // self.parts
+        return (field % each) * self.parts + field // each if self.parts > 1 else field
 
 
 def tile_rows(draft: Draft, extent: Affine) -> int:
@@ -84,14 +89,13 @@ def lane_axis(load: Load, dim: str) -> int | None:
     return at[0] if len(at) == 1 and plain_dim(load.index[at[0]]) == dim else None
 
 
-def words_of(
-    draft: Draft, op: Op, dim: str, free: frozenset[str], order: Sequence[str] | None = None
-) -> Words | None:
+def words_of(draft: Draft, op: Op, dim: str, free: frozenset[str], order: Sequence[str] | None = None) -> Words | None:
     """Return how narrow constants fill words along a dim that is walked, with lanes along ``dim``, or ``None``.
 
     ``order`` is that of the walk, outermost first, where it is not the order of the op's dims.
     """
-    narrow = [r for r in op.reads if dtypes.is_int(r.dtype) and dtypes.info(r.dtype).bits < 16]
+    integers = [r for r in op.reads if dtypes.is_int(r.dtype) and r.tensor in draft.quantized]
+    narrow = [r for r in op.reads if dtypes.is_int(r.dtype) and dtypes.info(r.dtype).bits < 16 and r not in integers]
     bits = {dtypes.info(r.dtype).bits for r in narrow}
     if len(bits) != 1 or any(r.tensor not in free or lane_axis(r, dim) is None for r in narrow):
         return None
@@ -107,8 +111,14 @@ def words_of(
             and extent.const % fields == 0
             and all(step_axis(r, k, fields, draft.spec.tensor(r.tensor).extents) is not None for r in narrow)
         ):
-            return Words(fields, k, multiplies_integers(op))
+            return Words(fields, k, _parts(draft, narrow, integers) if multiplies_integers(op) else 1)
     return None
+
+
+def _parts(draft: Draft, codes: Sequence[Load], others: Sequence[Load]) -> int:
+    """Return how many products an instruction of the target adds up: four of bytes where it holds them, or two."""
+    spans = [(dtypes.value_range(c.dtype), dtypes.value_range(o.dtype)) for c in codes for o in others]
+    return 4 if spans and all(dot_for(draft.target.dots, 4, a, b) for a, b in spans) else 2
 
 
 def _cast_to_f32(op: Op, load: Load) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polyq.affine.dtypes import is_float, is_int
+from polyq.affine.dtypes import info, is_float, is_int, value_range
 from polyq.affine.errors import ScheduleError
 from polyq.affine.quantize import MODES, Choice, choose, divisors, is_narrow
 from polyq.affine.rewrite import inlinable
@@ -12,6 +12,7 @@ from polyq.affine.scalar import Cast, Load, Scalar, loads, walk
 from polyq.affine.spec import Op, Spec
 from polyq.affine.sums import hoistable, monomials
 from polyq.schedule.draft import Draft, size_of
+from polyq.schedule.isa import dot_for
 from polyq.schedule.numerics import INTEGER
 from polyq.schedule.schedule import Schedule
 
@@ -37,7 +38,8 @@ def quantize_activations(draft: Draft) -> list[tuple[str, tuple[str, ...]]]:
             continue
         operand = _operand(choice)
         before = {t.name for t in draft.spec.all_tensors}
-        draft.do("quantize", op=op.name, operand=operand, inner=choice.inner, numerics=draft.numerics)
+        dtype = _element(draft, op.name, choice)
+        draft.do("quantize", op=op.name, operand=operand, inner=choice.inner, numerics=draft.numerics, dtype=dtype)
         new = [t.name for t in draft.spec.all_tensors if t.name not in before]
         draft.quantized |= set(new)
         made.append((op.name, choice.inner))
@@ -47,6 +49,27 @@ def quantize_activations(draft: Draft) -> list[tuple[str, tuple[str, ...]]]:
     if not made:
         draft.note(f"numerics {draft.numerics}: no float operand meets narrow integers in a sum; nothing is quantized")
     return made
+
+
+def _element(draft: Draft, name: str, choice: Choice) -> str | None:
+    """Return ``"i8"`` where an instruction multiplies bytes and holds the sums of their products; else ``None``.
+
+    Bytes pay where bound codes are laid out for the instruction. Why they are not used gets a note.
+    """
+    if MODES[draft.numerics].levels > 127 or not any(row.parts == 4 for row in draft.target.dots):
+        return None
+    codes = {r.tensor: r.dtype for r in draft.spec.op(name).reads if is_int(r.dtype) and info(r.dtype).bits <= 8}
+    loose = sorted(codes.keys() - draft.constants)
+    if loose:
+        draft.note(f"{name}: i8 in 16 bits, since {', '.join(loose)} is not bound: no layout for products of bytes")
+        return None
+    for tensor, dtype in codes.items():
+        low, high = value_range(dtype)
+        if dot_for(draft.target.dots, 4, (low, high), value_range("i8")) is None:
+            rows = ", ".join(row.name for row in draft.target.dots if row.parts == 4)
+            draft.note(f"{name}: i8 in 16 bits, since {rows} cannot take or sum {tensor} from {low} to {high} times i8")
+            return None
+    return "i8"
 
 
 def _operand(choice: Choice) -> str:

@@ -265,9 +265,15 @@ class Schedule:
         """Move factors that do not depend on ``inner`` out of the sum over ``inner``."""
         return self._with("factor", op=op, inner=_names(inner))
 
-    def quantize(self, op: str, operand: str, inner: Sequence[str], numerics: str) -> Schedule:
-        """Round a float operand of a sum to integers, one step for each group of the dims ``inner``."""
-        return self._with("quantize", op=op, operand=operand, inner=_names(inner), numerics=numerics)
+    def quantize(
+        self, op: str, operand: str, inner: Sequence[str], numerics: str, dtype: str | None = None
+    ) -> Schedule:
+        """Round a float operand of a sum to integers, one step for each group of the dims ``inner``.
+
+        ``dtype`` is the type of an element where it is not that of the mode ``numerics``.
+        """
+        inner = _names(inner)
+        return self._with("quantize", op=op, operand=operand, inner=inner, numerics=numerics, dtype=dtype)
 
     def integers(self, op: str) -> Schedule:
         """Let a sum of products of integers, which are floats as yet, run in i32, which is proven to hold it."""

@@ -11,6 +11,7 @@ from polyq.affine.spec import Op
 from polyq.affine.sums import dims_of, hoistable, monomials
 from polyq.schedule.axes import share_among_threads
 from polyq.schedule.draft import Draft, size_of
+from polyq.schedule.isa import dot_for
 from polyq.schedule.layouts import Words
 from polyq.schedule.packing import scale_partner
 from polyq.schedule.quantized import multiplies_integers, sum_integers
@@ -18,6 +19,8 @@ from polyq.schedule.tiles import Tile
 
 #: unrolled copies of lanes for a reduction that has no other independent sums: they hide the latency of an addition
 CHAINS = 4
+#: results that a sum of 16 bits takes before it is added to the total: more make the loop longer than it gains
+MOST_SUMMED = 8
 
 __all__ = ["arrange", "distribute", "hoist", "sum_in_lanes", "sum_in_words"]
 
@@ -110,7 +113,8 @@ def _take_apart(draft: Draft, name: str, tile: Tile) -> None:
     """Walk the fields of each word in turn, converted where they lie; a small tile has two sums for each result."""
     assert tile.words is not None
     k, fields = tile.words.along, tile.words.fields
-    draft.do("split_dim", op=name, dim=k, factor=fields, outer=f"{k}b", inner=f"{k}u")
+    words = _side_by_side(draft, name, tile.words)
+    draft.do("split_dim", op=name, dim=k, factor=words * fields, outer=f"{k}b", inner=f"{k}u")
     if not dtypes.is_float(draft.spec.op(name).body.dtype):  # two fields of a word meet in one sum of integers
         return
     few = tile.vectors * prod(n for _, n in tile.unroll) < 2 * CHAINS
@@ -120,6 +124,22 @@ def _take_apart(draft: Draft, name: str, tile: Tile) -> None:
     scale_partner(draft, name, draft.plan.prepared, tile.words, dict(tile.unroll))
     if two:
         _parts(draft, name, (f"{k}h",), outer=True)
+
+
+def _side_by_side(draft: Draft, name: str, words: Words) -> int:
+    """Return how many words are walked in straight-line code: where sums have 16 bits, as many as these can hold."""
+    op = draft.spec.op(name)
+    codes = [r for r in op.reads if r.tensor in draft.plan.prepared]
+    others = [r for r in op.reads if dtypes.is_int(r.dtype) and r not in codes]
+    if words.parts != 4 or len(codes) != 1 or len(others) != 1:
+        return 1
+    spans = dtypes.value_range(codes[0].dtype), dtypes.value_range(others[0].dtype)
+    row = dot_for(draft.target.dots, words.parts, *spans)
+    if row is None or row.sums == 32:
+        return 1
+    most = min(row.steps(*spans), MOST_SUMMED) // (words.fields // words.parts)
+    count = op.extent(words.along) // words.fields
+    return next(n for n in range(max(most, 1), 0, -1) if count % n == Affine(0))
 
 
 def sum_in_lanes(draft: Draft, op: Op, tile: Tile) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from polyq.affine.dtypes import info
 from polyq.affine.errors import ScheduleError
+from polyq.schedule import isa
 
 __all__ = ["TARGETS", "Machine", "Target", "detect_machine", "parse_features", "parse_quota", "read_caches"]
 
@@ -40,9 +41,10 @@ class Target:
     ``vector_bytes`` is the width of a vector register (0: scalar code, the reference target) and ``registers`` how many
     there are; ``features`` must be in ``/proc/cpuinfo`` before code for this target may run, ``flags`` tell the
     compiler. ``fma_latency`` is in cycles, ``fma_per_cycle`` counts vector multiply-adds a core starts in a cycle (two
-    instructions where ``fma`` is false). Cache sizes are in bytes. The figures are those of the common cores of each
-    instruction set (Agner Fog's instruction tables); they weigh schedules against each other and never decide what is
-    legal.
+    instructions where ``fma`` is false). ``dots`` are its instructions for sums of products of small integers, the best
+    first; ``libmvec`` says whether glibc has vector functions for it under the names of its x86 ABI. Cache sizes are in
+    bytes. The figures are those of the common cores of each instruction set (Agner Fog's instruction tables); they
+    weigh schedules against each other and never decide what is legal.
 
     >>> avx2 = Target.named("avx2")
     >>> avx2.vector_bytes, avx2.registers, avx2.lanes("f32"), avx2.lanes("u8")
@@ -57,6 +59,8 @@ class Target:
     flags: tuple[str, ...]
     fma_latency: int
     fma_per_cycle: float
+    dots: tuple[isa.Dot, ...] = ()
+    libmvec: bool = True
     cores: int = 1
     l1: int = 32 << 10
     l2: int = 256 << 10
@@ -95,15 +99,26 @@ class Target:
 
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c")
 _AVX2 = ("avx2", "fma", "f16c")
+_AVX512_VNNI, _AVX_VNNI = (*_AVX512, "avx512_vnni"), (*_AVX2, "avx_vnni")
+_DOTPROD = ("-march=armv8.2-a+dotprod",)
+
+
+def _flags(features: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the compiler's flags for features named as in ``/proc/cpuinfo``."""
+    return tuple(f"-m{f.replace('_', '') if 'vnni' in f else f}" for f in features)
+
 
 #: The instruction sets, widest first; the machine's part of each is filled in by :meth:`Target.named`.
 TARGETS: dict[str, Target] = {
     t.name: t
     for t in (
-        Target("avx512", 64, 32, True, _AVX512, tuple(f"-m{f}" for f in _AVX512), 4, 2.0),
-        Target("avx2", 32, 16, True, _AVX2, tuple(f"-m{f}" for f in _AVX2), 4, 2.0),
-        Target("neon", 16, 32, True, ("asimd",), (), 4, 2.0),
-        Target("sse", 16, 16, False, ("sse4_1",), ("-msse4.1",), 8, 1.0),
+        Target("avx512vnni", 64, 32, True, _AVX512_VNNI, _flags(_AVX512_VNNI), 4, 2.0, isa.VNNI),
+        Target("avx512", 64, 32, True, _AVX512, _flags(_AVX512), 4, 2.0, isa.AVX),
+        Target("avxvnni", 32, 16, True, _AVX_VNNI, _flags(_AVX_VNNI), 4, 2.0, isa.VNNI),
+        Target("avx2", 32, 16, True, _AVX2, _flags(_AVX2), 4, 2.0, isa.AVX),
+        Target("neondot", 16, 32, True, ("asimd", "asimddp"), _DOTPROD, 4, 2.0, isa.DOTPROD, False),
+        Target("neon", 16, 32, True, ("asimd",), (), 4, 2.0, isa.NEON, False),
+        Target("sse", 16, 16, False, ("sse4_1",), ("-msse4.1",), 8, 1.0, isa.AVX),
         Target("c", 0, 16, False, (), (), 8, 1.0),
     )
 }

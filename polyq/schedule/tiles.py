@@ -261,7 +261,8 @@ def _weigh(
     """Count vector operations for each multiply-add of the tile."""
     tile = vectors * _product(unroll)
     total = 0.0
-    for load in op.reads:
+    # terms of a product of integers that share an operand are told apart outside of the innermost loop
+    for load in dict.fromkeys(op.reads) if multiplies_integers(op) else op.reads:
         used = {d for e in load.index for d in e.dims()}
         shared = _product(tuple((d, n) for d, n in unroll if d in used))
         step = 1 if load.tensor in free else stride(load, dim)
