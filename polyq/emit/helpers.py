@@ -257,8 +257,9 @@ class Helpers:
         name = f"narrow_{vector}_{out}"
         return self.add(
             name,
-            f"static inline {out} {name}({vector} x) {{\n"
-            f"  return __builtin_shufflevector(({parts})x, ({parts})x, {order});\n}}",
+            f"static inline {out} {name}({vector} x) {{\n#if defined(__clang__) || __GNUC__ >= 12\n"
+            f"  return __builtin_shufflevector(({parts})x, ({parts})x, {order});\n#else\n"
+            f"  return __builtin_convertvector(x, {out});\n#endif\n}}",
         )
 
     def reinterpret(self, value: Value, to: str) -> Value:
