@@ -306,3 +306,24 @@ def test_a_wrong_rewrite_is_refuted(tensor, axis, last):
 def test_choices_are_values():
     choice = choose(polyq.parse("y[m, n] += x[m, k] * f32(w[n, k])", w=("u8", (4, 16)), x=("f32", ("m", 16))), "y", MODES["i8"])
     assert (choice.op, choice.inner, choice.cut) == ("y", ("k",), None)
+
+
+@pytest.mark.parametrize(
+    ("numerics", "dtype", "message"),
+    [
+        ("i16", "i8", "quantize('y', 'x', ['j']): expected a signed type that holds 32767, got dtype='i8'"),
+        ("i8", "u8", "quantize('y', 'x', ['j']): expected a signed type that holds 127, got dtype='u8'"),
+    ],
+)
+def test_elements_of_a_type_that_does_not_hold_them_are_refused(numerics, dtype, message):
+    spec = polyq.parse("y[m, n] += x[m, j] * f32(w[n, j])", w=("u4", (8, 32)), x=("f32", ("m", 32)))
+    with pytest.raises(ScheduleError) as caught:
+        polyq.Schedule.naive(spec).quantize("y", "x", ["j"], numerics, dtype=dtype)
+    assert str(caught.value) == message
+
+
+def test_elements_lie_in_the_type_that_is_asked_for():
+    spec = polyq.parse("y[m, n] += x[m, j] * f32(w[n, j])", w=("u4", (8, 32)), x=("f32", ("m", 32)))
+    made = polyq.Schedule.naive(spec).quantize("y", "x", ["j"], "i8", dtype="i8")
+    assert made.plan.spec.tensor("x.i8").dtype == "i8"
+    assert polyq.Schedule.naive(spec).quantize("y", "x", ["j"], "i8").plan.spec.tensor("x.i8").dtype == "i16"

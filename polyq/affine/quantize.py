@@ -258,7 +258,7 @@ def quantize(
     proof: with the exact quotient in place of its rounding this is the sum as it was; each element is off by at most
     half a step (with two planes by 2**-16 steps), by no more than ``LEAST`` in a group of zeros.
     """
-    old, mode = spec.op(name), _mode(name, numerics, dtype)
+    old, mode = spec.op(name), _mode(f"quantize({name!r}, {operand!r}, {list(inner)})", numerics, dtype)
     op = _simple(old)
     terms = _terms(op)
     found = [f for t in terms or () for f in t.factors if _is_activation(f) and loads(f)[0].tensor == operand]
@@ -288,12 +288,12 @@ def quantize(
     return spec.with_ops((*spec.ops[:at], *made.ops, changed, *spec.ops[at + 1 :]), (*spec.all_tensors, *made.tensors))
 
 
-def _mode(name: str, numerics: str, dtype: str | None) -> Mode:
+def _mode(asked: str, numerics: str, dtype: str | None) -> Mode:
     mode = MODES[numerics]
     if dtype is None:
         return mode
     if dtype not in ("i8", "i16", "i32") or dtypes.value_range(dtype)[1] < mode.levels:
-        raise ScheduleError(f"quantize({name!r}): expected a signed type that holds {mode.levels}, got dtype={dtype!r}")
+        raise ScheduleError(f"{asked}: expected a signed type that holds {mode.levels}, got dtype={dtype!r}")
     return replace(mode, dtype=dtype)
 
 
