@@ -156,6 +156,12 @@ class Schedule:
         for name, value in state.items():
             object.__setattr__(self, name, value)
 
+    def with_notes(self, notes: Sequence[str]) -> Schedule:
+        """Return the same schedule with other notes, and with what has been derived from it so far."""
+        made = replace(self, notes=tuple(notes))
+        made.__dict__.update({name: self.__dict__[name] for name in ("plan", "nest") if name in self.__dict__})
+        return made
+
     # ---- transforms
     def then(self, *directives: Directive) -> Schedule:
         """Return the schedule with directives added, unchecked: the certificate of the whole comes later."""
