@@ -222,11 +222,9 @@ def _proven(
         schedule, modules = proven, _emitted(proven, compiling)
     assert modules is not None  # an error while a proven schedule is printed is raised
     module, prologue = modules
-    kept = () if prologue is None else schedule.plan.prepared
+    kept, shared = ((), ()) if prologue is None else (schedule.plan.prepared, schedule.plan.shared)
     prepared = tuple(schedule.plan.spec.tensor(name) for name in kept)
-    plan = Plan(
-        module, schedule.explain(), str(certificate).partition("\n")[0], prologue, prepared, schedule.plan.shared
-    )
+    plan = Plan(module, schedule.explain(), str(certificate).partition("\n")[0], prologue, prepared, shared)
     return plan, schedule, certificate
 
 
