@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from polyq.affine.encodings import propagate as propagate
     from polyq.affine.interpret import interpret as interpret
     from polyq.affine.layout import Layout as Layout
+    from polyq.affine.layout import pad_pitch as pad_pitch
     from polyq.affine.mlir import from_mlir as from_mlir
     from polyq.affine.notation import parse as parse
     from polyq.affine.record import Record as Record
@@ -59,10 +60,12 @@ __all__ = [
     "Tensor",
     "build",
     "build_many",
+    "canonical",
     "encodings",
     "from_mlir",
     "interpret",
     "load",
+    "pad_pitch",
     "parse",
     "propagate",
     "testing",
@@ -84,6 +87,7 @@ _LAZY = {
     "canonical": "polyq.affine.canonical",
     "interpret": "polyq.affine.interpret",
     "load": "polyq.build.saved",
+    "pad_pitch": "polyq.affine.layout",
     "parse": "polyq.affine.notation",
     "propagate": "polyq.affine.encodings",
 }

@@ -1,5 +1,6 @@
 """Records: bytes that others define, round trips, every bit of a buffer by brute force, and kernels that read in place."""
 
+import pickle
 from itertools import product
 
 import numpy as np
@@ -214,3 +215,71 @@ A, B = Layout.of((4, 3)), Layout.of((4,))
 def test_what_is_no_record_is_refused(make, message):
     with pytest.raises((polyq.SpecError, polyq.ArgumentError), match=message):
         make()
+
+
+# ---- schedules that pack into a record
+def shared(numerics="strict", nibbles=False):
+    """The pair of statements with its constants in one record, and random data."""
+    dtype, wide = ("u4", Layout.of((64, 2, 32)).fields("split")) if nibbles else ("u8", Layout.of((64, 2, 32)))
+    tiled = wide if nibbles else wide.tile((0,), (32,)).permute((0, 1, 3, 2))
+    small = Layout.of((64, 2)) if nibbles else Layout.of((64, 2)).tile((0,), (32,))
+    record = Record.of({"s": ("f16", small), "z": ("u8", small), "w": (dtype, tiled)}, outer=2, align=2)
+    body = BODY.replace("z[n, g]", "f32(z[n, g])").replace("s[n, g]", "f32(s[n, g])")
+    declared = {"w": (dtype, (64, 2, 32)), "s": ("f16", (64, 2)), "z": ("u8", (64, 2)), "x": ("f32", ("m", 2, 32))}
+    spec = polyq.parse(body, **declared)
+    arrays = {"s": halves((64, 2)), "z": codes((64, 2), "u8", 2), "w": codes((64, 2, 32), dtype, 3)}
+    return spec, record, arrays, Schedule.naive(spec, numerics=numerics).inline("d").pack(record)
+
+
+def taken(spec, arrays):
+    """The arrays as a kernel takes them: nibbles in bytes."""
+    return {n: pack("u4", a) if spec.tensor(n).dtype == "u4" else a for n, a in arrays.items()}
+
+
+@pytest.mark.parametrize("nibbles", [False, True])
+def test_bind_packs_several_inputs_into_one_buffer(nibbles, tmp_path):
+    spec, record, arrays, schedule = shared(nibbles=nibbles)
+    given = taken(spec, arrays)
+    layer = polyq.build(schedule).bind(**given)
+    buffer = record.pack(arrays)
+    assert layer.nbytes == layer.packing.made == record.nbytes() == buffer.nbytes
+    for name in ("s", "z", "w"):
+        held = layer.held[f"{name}.packed"]
+        assert np.shares_memory(held, layer.held["s.packed"])
+        np.testing.assert_array_equal(held.reshape(-1).view(np.uint8), buffer.ravel())
+    x = np.random.default_rng(5).standard_normal((3, 2, 32), dtype=np.float32)
+    wanted = polyq.interpret(spec, **given, x=x)
+    np.testing.assert_array_equal(layer(x=x), wanted)
+    again = pickle.loads(pickle.dumps(layer))
+    assert again.nbytes == layer.nbytes
+    np.testing.assert_array_equal(again(x=x), wanted)
+    loaded = polyq.load(layer.save(tmp_path / "layer.polyq"))
+    assert loaded.nbytes == layer.nbytes
+    np.testing.assert_array_equal(loaded(x=x), wanted)
+
+
+def test_the_certificate_refuses_parts_that_meet():
+    _, _, _, schedule = shared()
+    assert schedule.certificate().ok
+    assert "in one buffer: s.packed, z.packed, w.packed" in str(schedule)
+    bytes_of = Layout.of((64, 2))
+    spec = polyq.parse("y[n, g] = f32(a[n, g]) + f32(b[n, g])", a=("u8", (64, 2)), b=("i8", (64, 2)))
+    both = Schedule.naive(spec).pack("a", bytes_of, bind=True).pack("b", bytes_of, bind=True)
+    certificate = both.share(["a.packed", "b.packed"]).certificate()
+    assert not certificate.ok
+    assert "a.packed and b.packed both write byte" in str(certificate)
+
+
+def test_records_that_a_schedule_cannot_have():
+    spec, record, _, packed = shared()
+    plain = Schedule.naive(spec)
+    with pytest.raises(polyq.ScheduleError, match=r"bind=False.*only where they are bound"):
+        plain.pack(record, bind=False)
+    with pytest.raises(polyq.ScheduleError, match="a record has the layouts of its tensors"):
+        plain.pack(record, Layout.of((64, 2)))
+    with pytest.raises(polyq.ScheduleError, match=r"the record has s of f32, which is s: f16\[64, 2\] here"):
+        plain.pack(Record.of({"s": ("f32", Layout.of((64, 2)))}, outer=2))
+    with pytest.raises(polyq.ScheduleError, match="expected two or more prepared tensors"):
+        packed.share(["s.packed", "z.packed"])
+    with pytest.raises(polyq.ScheduleError, match=r"pack\('x', bind=True\)"):
+        Schedule.naive(polyq.parse("y[i] = x[i]", x=("f32", ("m",)))).pack(Record.of({"x": ("f32", Layout.of(("m",)))}, outer=1))

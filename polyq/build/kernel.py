@@ -21,7 +21,7 @@ from polyq.build.arguments import Params, Signature, aligned_copy, bound_params,
 from polyq.build.executable import Executable
 from polyq.build.locks import ForkLock
 from polyq.build.plan import Plan, make_schedule
-from polyq.build.prepared import Packing, prepare, repeated_spec, sources
+from polyq.build.prepared import Packing, distinct_bytes, prepare, rejoined, repeated_spec, sources
 
 if TYPE_CHECKING:  # a kernel from the cache does without
     from polyq.affine.naming import Renaming
@@ -386,7 +386,7 @@ class Bound:
     @property
     def nbytes(self) -> int:
         """The bytes that the snapshot holds."""
-        return sum(array.nbytes for array in self._held.values())
+        return distinct_bytes(self._held.values())
 
     def __call__(self, /, *args: object, out: object = None, **named: object) -> Any:
         """Compute the outputs from the remaining inputs; ``out`` as for the kernel."""
@@ -471,7 +471,7 @@ def _bound_again(kernel: Kernel, held: dict[str, Array], layout: str, packing: P
             f"kernel {kernel.spec.name}: what was bound is packed as another CPU or another version of polyq reads it; "
             "bind the original arrays here"
         )
-    return Bound(kernel, {name: on_own_line(array) for name, array in held.items()}, packing)
+    return Bound(kernel, rejoined(kernel.plan, {name: on_own_line(a) for name, a in held.items()}), packing)
 
 
 #: bytes from which another layout of a bound input may be worth a build of its own

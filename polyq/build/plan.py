@@ -37,7 +37,8 @@ _log = logging.getLogger("polyq")
 class Plan:
     """A printed program: its module, the decisions as text, and one line about its certificate.
 
-    Where tensors are ``prepared`` when inputs are bound, ``prologue`` computes them, and ``module`` reads them.
+    Where tensors are ``prepared`` when inputs are bound, ``prologue`` computes them, and ``module`` reads them; those
+    of one group in ``shared`` lie in one buffer.
     """
 
     module: Module
@@ -45,6 +46,7 @@ class Plan:
     proof: str
     prologue: Module | None = None
     prepared: tuple[Tensor, ...] = ()
+    shared: tuple[tuple[str, ...], ...] = ()
 
 
 _phases: ContextVar[list[tuple[str, float]] | None] = ContextVar("polyq_phases", default=None)
@@ -198,6 +200,7 @@ def _shared(plan: Plan, link: Link) -> Made:
         plan.proof,
         None if plan.prologue is None else with_interface(plan.prologue, link.renaming),
         link.renaming.value(plan.prepared),
+        link.renaming.value(plan.shared),
     )
     return Made(plan, shown, link.renaming)
 
@@ -219,9 +222,9 @@ def _proven(
         schedule, modules = proven, _emitted(proven, compiling)
     assert modules is not None  # an error while a proven schedule is printed is raised
     module, prologue = modules
-    kept = () if prologue is None else schedule.plan.prepared
+    kept, shared = ((), ()) if prologue is None else (schedule.plan.prepared, schedule.plan.shared)
     prepared = tuple(schedule.plan.spec.tensor(name) for name in kept)
-    plan = Plan(module, schedule.explain(), str(certificate).partition("\n")[0], prologue, prepared)
+    plan = Plan(module, schedule.explain(), str(certificate).partition("\n")[0], prologue, prepared, shared)
     return plan, schedule, certificate
 
 
@@ -243,7 +246,14 @@ def _emitted(schedule: Schedule, compiling: Callable[[Module], None]) -> tuple[M
 def _plan_from(memo: dict[str, Any]) -> Plan:
     prologue = None if memo["prologue"] is None else _module_from(memo["prologue"])
     prepared = tuple(Tensor(t["name"], t["dtype"], tuple(t["shape"])) for t in memo["prepared"])
-    return Plan(_module_from(memo["module"]), memo["explanation"], memo["proof"], prologue, prepared)
+    return Plan(
+        _module_from(memo["module"]),
+        memo["explanation"],
+        memo["proof"],
+        prologue,
+        prepared,
+        tuple(map(tuple, memo["shared"])),
+    )
 
 
 def _module_from(m: dict[str, Any]) -> Module:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from polyq.affine.arrays import Array, storage_shape
 from polyq.affine.dtypes import numpy_dtype
@@ -14,7 +16,7 @@ from polyq.build import binding
 from polyq.build.arguments import aligned_zeros
 from polyq.build.plan import Plan
 
-__all__ = ["Packing", "prepare", "repeated_spec", "sources"]
+__all__ = ["Packing", "distinct_bytes", "prepare", "rejoined", "repeated_spec", "sources"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def prepare(
 ) -> tuple[dict[str, Array], Packing]:
     """Run the prologue on dense inputs in storage form; return the prepared tensors, and what they cost."""
     assert plan.prologue is not None
-    made = {t.name: aligned_zeros(storage_shape(t, {}), numpy_dtype(t.dtype)) for t in plan.prepared}
+    made = _allocated(plan)
     every = {**arrays, **made}
     names = plan.prologue.buffers
     shown = binding.ffi().from_buffer
@@ -76,4 +78,31 @@ def prepare(
     seconds, taken = time.perf_counter() - started, sources(spec, plan)
     kept = {name: made[name] for name in made if name in plan.module.buffers}
     size = sum(arrays[n].nbytes for n in taken)
-    return kept, Packing(taken, size, sum(array.nbytes for array in made.values()), seconds)
+    return kept, Packing(taken, size, distinct_bytes(made.values()), seconds)
+
+
+def _allocated(plan: Plan) -> dict[str, Array]:
+    """Return zeros for each prepared tensor; those that share a buffer are views of it."""
+    first = {name: group[0] for group in plan.shared for name in group}
+    made: dict[str, Array] = {}
+    for t in sorted(plan.prepared, key=lambda t: first.get(t.name, t.name) != t.name):
+        shape, kind = storage_shape(t, {}), numpy_dtype(t.dtype)
+        whole = made.get(first.get(t.name, ""))
+        made[t.name] = (
+            aligned_zeros(shape, kind) if whole is None else whole.reshape(-1).view(np.uint8).view(kind).reshape(shape)
+        )
+    return {t.name: made[t.name] for t in plan.prepared}
+
+
+def rejoined(plan: Plan, held: Mapping[str, Array]) -> dict[str, Array]:
+    """Return arrays that were copied one by one, with those of one buffer as views of one array again."""
+    made = dict(held)
+    for group in plan.shared:
+        whole = held[group[0]].reshape(-1).view(np.uint8)
+        made |= {name: whole.view(held[name].dtype).reshape(held[name].shape) for name in group[1:]}
+    return made
+
+
+def distinct_bytes(arrays: Iterable[Array]) -> int:
+    """Return the bytes of dense arrays, those at one place counted once."""
+    return sum({array.__array_interface__["data"][0]: array.nbytes for array in arrays if array.nbytes}.values())

@@ -84,10 +84,11 @@ def save(bound: Bound, path: str | os.PathLike[str]) -> Path:
 
 def _places(held: Mapping[str, Array]) -> tuple[list[int], int]:
     """Return where each array begins, counted from the first page of data, and where the last one ends."""
-    offsets, end = list[int](), 0
+    offsets, end, known = list[int](), 0, dict[tuple[int, int], int]()
     for array in held.values():
-        offsets.append(-(-end // _PAGE) * _PAGE)
-        end = offsets[-1] + array.nbytes
+        place = array.__array_interface__["data"][0], array.nbytes
+        offsets.append(known.setdefault(place, -(-end // _PAGE) * _PAGE))  # parts of one buffer are written once
+        end = max(end, offsets[-1] + array.nbytes)
     return offsets, end
 
 
@@ -95,6 +96,8 @@ def _parts(held: Mapping[str, Array], offsets: Sequence[int]) -> Any:
     """Yield the bytes behind the header."""
     end = 0
     for array, offset in zip(held.values(), offsets, strict=True):
+        if offset < end:
+            continue
         yield bytes(offset - end)
         if array.nbytes:
             yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
@@ -220,7 +223,7 @@ def _fields(path: Path, text: bytes) -> dict[str, Any]:
 def _arrays(path: Path, fields: Mapping[str, Any], memory: mmap.mmap, start: int) -> dict[str, Array]:
     """Return views of the mapped memory, each inside the file and on a page of its own."""
     made: dict[str, Array] = {}
-    end = 0
+    end, known = 0, set[tuple[int, int]]()
     try:
         for entry in listed(fields["arrays"], "arrays"):
             name, text, sizes, offset = listed(entry, "an array", 4)
@@ -229,9 +232,16 @@ def _arrays(path: Path, fields: Mapping[str, Any], memory: mmap.mmap, start: int
             if dtype is None or counts != shape or len(shape) > 32 or checked_name(name) in made:
                 raise Malformed(f"its header describes no array for {str(name)[:60]!r}")
             size = prod(counts) * dtype.itemsize
-            if type(offset) is not int or offset % _PAGE or offset < end or offset + size > fields["bytes"]:
+            again = type(offset) is int and (offset, size) in known  # a part of one buffer
+            if (
+                type(offset) is not int
+                or offset % _PAGE
+                or offset + size > fields["bytes"]
+                or (offset < end and not again)
+            ):
                 raise Malformed(f"its header places {name} outside of the file")
-            end = offset + size
+            known.add((offset, size))
+            end = max(end, offset + size)
             made[str(name)] = np.ndarray(counts, dtype, memory, start + offset) if size else np.zeros(counts, dtype)
     except Malformed as error:
         raise _refused(path, str(error)) from None

@@ -19,6 +19,7 @@ from polyq.affine.numbering import Form
 from polyq.affine.rewrite import begins, fill_is_hidden, inlinable
 from polyq.affine.scalar import Apply, depth_of, walk
 from polyq.affine.spec import Op, Spec
+from polyq.schedule.alternatives import producers_of, weigh
 from polyq.schedule.axes import widest_dtype
 from polyq.schedule.cores import schedule_core
 from polyq.schedule.draft import Draft, bounds_its_sum, plain_dim, size_of, typical, work_of
@@ -82,6 +83,7 @@ def _chosen(spec: Spec, numerics: str, target: str, constants: frozenset[str]) -
     draft = Draft(spec, numerics, Target.named(target), constants)
     shift_boxes(draft)
     quantize_activations(draft)
+    producers = producers_of(draft.spec)
     inline_producers(draft)
     separate_groups(draft)
     handled: set[str] = set()
@@ -99,7 +101,8 @@ def _chosen(spec: Spec, numerics: str, target: str, constants: frozenset[str]) -
         handled |= done | {s.op for s in draft.plan.stages if s.at is not None or s.kinds}
     place_producers(draft)
     plain = "every statement on its own, in the order of the program, with lanes and threads where nothing is carried"
-    return Schedule(spec, numerics, target, tuple(draft.directives), tuple(draft.notes) or (plain,))
+    made = Schedule(spec, numerics, target, tuple(draft.directives), tuple(draft.notes) or (plain,))
+    return weigh(made, producers)
 
 
 def checked(made: Schedule, shown: Callable[[str], str] = str) -> Schedule:

@@ -29,6 +29,7 @@ from polyq.schedule.numerics import INTEGER
 from polyq.schedule.prologue import prologue_problem
 from polyq.schedule.readback import Program, Statement, read_back
 from polyq.schedule.reductions import check_reductions
+from polyq.schedule.shares import shared_problem
 from polyq.schedule.witness import Violation, mark
 
 __all__ = ["OPERATIONS", "Certificate", "Check", "certify", "rewrites"]
@@ -181,7 +182,7 @@ def _buffers(spec: Spec, program: Program) -> Iterator[Violation]:
         if b.kind == "scratch" and not all(e.is_constant for e in b.shape):
             shape = ", ".join(map(str, b.shape))
             yield Violation("buffer", f"scratch {b.name}[{shape}] has no constant size", nest=str(nest))
-    problem = prologue_problem(nest)
+    problem = prologue_problem(nest) or shared_problem(program)
     if problem is not None:
         yield Violation("buffer", problem, nest=str(nest))
     for position, s in enumerate(program.statements):

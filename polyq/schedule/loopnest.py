@@ -27,13 +27,15 @@ class Buffer:
     ``kind`` is ``input``, ``output``, ``inout``, ``temp`` (a whole intermediate tensor), ``prepared`` (one that stays
     between calls, see :mod:`polyq.schedule.prologue`) or ``scratch``.
     ``shape`` is in elements; scratch has constant extents. ``scratch`` lives as long as its scope's iteration and is
-    private to the thread that runs it; its cells hold nothing at the start.
+    private to the thread that runs it; its cells hold nothing at the start. Buffers with one name in ``within`` are
+    the same bytes, of which each owns some (:mod:`polyq.schedule.shares`).
     """
 
     name: str
     dtype: str
     shape: tuple[Affine, ...]
     kind: str
+    within: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,11 +107,12 @@ class _Lowering:
     def nest(self) -> LoopNest:
         body: list[Loop | Guard | Scope | Assign] = []
         kept = self.plan.prepared
+        within = {name: group[0] for group in self.plan.shared for name in group}
         for op in sorted(self.spec.ops, key=lambda op: op.target not in kept):  # what is prepared comes first
             if self.stages[op.name].at is None:
                 body += self._stage(op, Frame(), Region(tuple(Affine(0) for _ in op.dims), op.extents))
         buffers = tuple(
-            replace(b, kind="prepared") if b.name in kept else b
+            replace(b, kind="prepared", within=within.get(b.name, "")) if b.name in kept else b
             for b in tensor_buffers(self.spec)
             if b.name not in self.local_tensors
         )

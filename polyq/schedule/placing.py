@@ -26,7 +26,7 @@ from polyq.schedule.overlap import cost_of, moved_cost
 from polyq.schedule.regions import Reader, box_of
 from polyq.schedule.stages import Plan
 
-__all__ = ["instances", "place_producers"]
+__all__ = ["instances", "place_producers", "value_of"]
 
 #: sizes of tiles to try along an axis that is not split
 _TILES = (4, 16)
@@ -226,8 +226,8 @@ def _count(
     for node in block:
         match node:
             case Loop(var, lower, upper, kind, body):
-                low = max(_value(e, at) for e in lower)
-                size = max(0, min(_value(e, at) for e in upper) - low)
+                low = max(value_of(e, at) for e in lower)
+                size = max(0, min(value_of(e, at) for e in upper) - low)
                 if size:
                     _count(body, times * size, {**at, var: low + size // 2}, kind == "vector", counts)
             case Guard(_, body) | Scope(_, body):
@@ -236,7 +236,8 @@ def _count(
                 counts[op, lanes] = counts.get((op, lanes), 0.0) + times
 
 
-def _value(e: Affine, at: Mapping[str, int]) -> int:
+def value_of(e: Affine, at: Mapping[str, int]) -> int:
+    """Return an expression's value where loops stand ``at``, parameters at their typical sizes."""
     return e.evaluate(at, {p: size_of(Affine.param(p)) for p in e.params()})
 
 

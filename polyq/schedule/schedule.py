@@ -16,6 +16,7 @@ from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint
 from polyq.affine.html import folded, page, pill, verbatim
 from polyq.affine.layout import Layout
+from polyq.affine.record import Record
 from polyq.affine.spec import Spec
 from polyq.affine.unsigned import bits_as_read
 from polyq.schedule.certificate import Certificate, certify
@@ -26,7 +27,7 @@ from polyq.schedule.loopnest import LoopNest
 from polyq.schedule.lower import lower
 from polyq.schedule.numerics import INTEGER, NUMERICS
 from polyq.schedule.stages import Plan
-from polyq.schedule.storage import pack
+from polyq.schedule.storage import pack, pack_record
 from polyq.schedule.target import Target
 from polyq.schedule.transforms import TRANSFORMS, changes_rounding
 
@@ -155,6 +156,12 @@ class Schedule:
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         for name, value in state.items():
             object.__setattr__(self, name, value)
+
+    def with_notes(self, notes: Sequence[str]) -> Schedule:
+        """Return the same schedule with other notes, and with what has been derived from it so far."""
+        made = replace(self, notes=tuple(notes))
+        made.__dict__.update({name: self.__dict__[name] for name in ("plan", "nest") if name in self.__dict__})
+        return made
 
     # ---- transforms
     def then(self, *directives: Directive) -> Schedule:
@@ -299,8 +306,19 @@ class Schedule:
         """Compute a temporary once, when ``bind`` is given the inputs that it comes from."""
         return self._with("prepare", tensor=tensor)
 
-    def pack(self, tensor: str, layout: Layout, *, bind: bool | None = None, through: Sequence[str] = ()) -> Schedule:
-        """Store a tensor in another layout.
+    def share(self, tensors: Sequence[str]) -> Schedule:
+        """Let prepared tensors of the same bytes in all lie in one buffer, of which each owns some."""
+        return self._with("share", tensors=_names(tensors))
+
+    def pack(
+        self,
+        tensor: str | Record,
+        layout: Layout | None = None,
+        *,
+        bind: bool | None = None,
+        through: Sequence[str] = (),
+    ) -> Schedule:
+        """Store a tensor in another layout, or the inputs that a record names in one buffer, which ``bind`` makes.
 
         The readers of an input read a packed copy. ``bind`` makes it once where it can (the kernel then needs that
         input bound), else every call does; ``bind=False`` asks for the latter, ``bind=True`` refuses it. A temporary is
@@ -310,6 +328,10 @@ class Schedule:
 
         rewrite: ``y[n] += w[n, k]`` -> ``w.packed[s0, s1, s2] = w[32*s0 + s1, s2]; y[n] += w.packed[n//32, n%32, k]``
         """
+        if isinstance(tensor, Record):
+            if layout is not None or through:
+                raise ScheduleError("pack(record): a record has the layouts of its tensors; pass no other")
+            return pack_record(self, tensor, bind)
         return pack(self, tensor, layout, bind, _names(through))
 
     def store_as(self, tensor: str, layout: Layout) -> Schedule:

@@ -90,7 +90,8 @@ def _fresh(taken: set[str], stem: str) -> str:
 class Plan:
     """A rewritten spec and a stage for each of its ops, with hints that carry no meaning of their own.
 
-    ``prepared`` names temporaries that are computed once, from inputs that ``bind`` is given.
+    ``prepared`` names temporaries that are computed once, from inputs that ``bind`` is given; those of one group in
+    ``shared`` lie in one buffer.
     """
 
     spec: Spec
@@ -98,6 +99,7 @@ class Plan:
     prefetch: tuple[tuple[str, int], ...] = ()
     stream: tuple[str, ...] = ()
     prepared: tuple[str, ...] = ()
+    shared: tuple[tuple[str, ...], ...] = ()
 
     @staticmethod
     def of(spec: Spec) -> Plan:

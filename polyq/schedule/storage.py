@@ -9,13 +9,14 @@ from polyq.affine import relayout
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine
 from polyq.affine.layout import Layout
+from polyq.affine.record import Record
 from polyq.schedule.stages import Plan, Stage
 
 if TYPE_CHECKING:
     from polyq.affine.spec import Spec
     from polyq.schedule.schedule import Schedule
 
-__all__ = ["pack", "store_as"]
+__all__ = ["pack", "pack_record", "store_as"]
 
 
 def store_as(plan: Plan, tensor: str, layout: Layout) -> Plan:
@@ -35,23 +36,45 @@ def store_as(plan: Plan, tensor: str, layout: Layout) -> Plan:
     return plan.with_spec(relayout.relayout(spec, tensor, layout, keep))
 
 
-def _known(spec: Spec, names: Sequence[str], layout: Layout) -> None:
-    if not isinstance(layout, Layout):  # pyright: ignore[reportUnnecessaryIsInstance]
+def _known(spec: Spec, names: Sequence[str], layout: Layout | None) -> Layout:
+    if not isinstance(layout, Layout):
         raise ScheduleError(f"pack({names[0]!r}): expected a polyq.Layout, got {type(layout).__qualname__}")
     there = [t.name for t in spec.all_tensors]
     for name in names:
         if name not in there:
             raise ScheduleError(f"pack: there is no tensor {name!r}; the spec has {', '.join(there)}")
+    return layout
 
 
-def pack(schedule: Schedule, tensor: str, layout: Layout, bind: bool | None, through: Sequence[str]) -> Schedule:
+def pack(schedule: Schedule, tensor: str, layout: Layout | None, bind: bool | None, through: Sequence[str]) -> Schedule:
     """Return the schedule that stores ``tensor``, and those that ``through`` names, in a layout."""
     spec = schedule.plan.spec
-    _known(spec, (tensor, *through), layout)
+    layout = _known(spec, (tensor, *through), layout)
     layouts = {tensor: layout, **{name: relayout.carried(spec, tensor, layout, name) for name in through}}
     for name, each in layouts.items():
         schedule = _one(schedule, name, each, bind)
     return schedule
+
+
+def pack_record(schedule: Schedule, record: Record, bind: bool | None) -> Schedule:
+    """Return the schedule that stores the tensors of a record in one buffer, which ``bind`` makes once."""
+    if bind is False:
+        raise ScheduleError("pack(record, bind=False): several tensors lie in one buffer only where they are bound")
+    made, copies = schedule, list[str]()
+    for part in record.parts:
+        spec = made.plan.spec
+        layout = record.layout(part.name)
+        _known(spec, (part.name,), layout)
+        if part.name not in spec.input_names or spec.tensor(part.name).dtype != part.dtype:
+            raise ScheduleError(f"pack: the record has {part.name} of {part.dtype}, which is {_what(spec, part.name)}")
+        before, made = made, _one(made, part.name, layout, True)
+        copies.append(_added(before, made))
+    return made.share(copies) if len(copies) > 1 else made
+
+
+def _what(spec: Spec, name: str) -> str:
+    t = spec.tensor(name)
+    return f"{t} here" if name in spec.input_names else "computed by the program, and no input"
 
 
 def _one(schedule: Schedule, tensor: str, layout: Layout, bind: bool | None) -> Schedule:

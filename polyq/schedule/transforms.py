@@ -18,6 +18,7 @@ from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint
 from polyq.affine.spec import Spec
 from polyq.schedule.forms import canonical
+from polyq.schedule.shares import share
 from polyq.schedule.stages import KINDS, Plan
 from polyq.schedule.storage import store_as
 
@@ -227,7 +228,7 @@ def _checked(transform: Callable[..., Plan]) -> Callable[..., Plan]:
 TRANSFORMS: dict[str, Callable[..., Plan]] = {
     f.__name__: _checked(f)
     for f in (
-        split, reorder, mark, fuse, unfuse, prefetch, stream, prepare,
+        split, reorder, mark, fuse, unfuse, prefetch, stream, prepare, share,
         inline, split_dim, partial_sums, distribute, factor, scale_fields, quantize, integers, accumulate, copy_of,
         shift, trim_fill, store_as, canonical,
     )

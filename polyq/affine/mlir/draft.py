@@ -20,7 +20,7 @@ from polyq.affine.reader import check_name
 from polyq.affine.scalar import Const, Index, Load, Scalar, map_scalar
 from polyq.affine.spec import Op, Spec, Tensor
 
-__all__ = ["Draft", "Sizes", "Written", "located"]
+__all__ = ["Draft", "Sizes", "Written", "known_floors", "located"]
 
 
 @contextmanager
@@ -97,8 +97,9 @@ IMPLIED = ".init"
 class Draft:
     """The spec so far. Tensors have the name of the value that made them; :meth:`rename` gives them that of a later."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, *, as_written: bool = False) -> None:
         self.module = module
+        self.as_written = as_written  # whether subscripts stay as the text has them
         self.sizes = Sizes()
         self.tensors: dict[str, Tensor] = {}
         self.shapes: dict[str, Shape] = {}
@@ -185,7 +186,7 @@ class Draft:
         if isinstance(value, Uniform):
             return value.scalar
         view = self.of_empty(value) if isinstance(value, Empty) else value
-        if not view.identity and box is not None:
+        if not view.identity and box is not None and not self.as_written:
             unit = {d: Affine(0) for d, e in box.items() if self.sizes.of(e) == Affine(1)}
             subscripts = [e.substitute(unit) for e in subscripts]
         return view.at(subscripts)
@@ -234,19 +235,9 @@ class Draft:
     def _known(self, op: Op) -> Op:
         """Return an op with what is known of sizes put in, and floors that its box decides simplified."""
         extents = tuple(self.sizes.of(e) for e in op.extents)
-        box = {d: (0, max(0, e.const - 1)) for d, e in zip(op.dims, extents, strict=True) if e.is_constant}
-
-        def simple(e: Affine) -> Affine:
-            return self.sizes.of(e).simplify(box)
-
-        def leaf(node: Const | Index | Load) -> Scalar:
-            if isinstance(node, Load):
-                return replace(node, index=tuple(simple(e) for e in node.index))
-            return replace(node, expr=simple(node.expr)) if isinstance(node, Index) else node
-
         where = tuple(Constraint(self.sizes.of(c.expr), c.equality) for c in op.where)
-        index = tuple(simple(e) for e in op.index)
-        return replace(op, extents=extents, index=index, body=map_scalar(op.body, leaf), where=where)
+        known = _with_expressions(replace(op, extents=extents, where=where), self.sizes.of)
+        return known if self.as_written else known_floors(known)
 
     def _entries(self, shape: Shape) -> tuple[int | str, ...]:
         known = [self.sizes.of(e) for e in shape]
@@ -326,6 +317,23 @@ class Draft:
             made.append(replace(known, name=name, target=target, body=map_scalar(known.body, leaf)))
             places[name] = w.place
         return made, places
+
+
+def known_floors(op: Op) -> Op:
+    """Return an op with the floors in its subscripts and values simplified that its box decides."""
+    box = {d: (0, max(0, e.const - 1)) for d, e in zip(op.dims, op.extents, strict=True) if e.is_constant}
+    return _with_expressions(op, lambda e: e.simplify(box))
+
+
+def _with_expressions(op: Op, change: Callable[[Affine], Affine]) -> Op:
+    """Return an op with its subscripts and the expressions that it has as values changed."""
+
+    def leaf(node: Const | Index | Load) -> Scalar:
+        if isinstance(node, Load):
+            return replace(node, index=tuple(change(e) for e in node.index))
+        return replace(node, expr=change(node.expr)) if isinstance(node, Index) else node
+
+    return replace(op, index=tuple(change(e) for e in op.index), body=map_scalar(op.body, leaf))
 
 
 def _on_unit_axes(op: Op, shape: Shape) -> Op:

@@ -72,7 +72,7 @@ class ModuleReader:
 
         self.module = module
         self.func = func
-        self.draft = Draft(module.file)
+        self.draft = Draft(module.file, as_written="polyq.as_written" in func.attributes)
         self.values: dict[SSAValue, Value | Scalar] = {}
         self.handlers: dict[str, Callable[[ModuleReader, Operation], None]] = {
             **TENSORS, **STRUCTURED, "arith.constant": _constant, "flow.dispatch.region": _region,

@@ -14,7 +14,9 @@ from polyq.affine.dtypes import DTYPES
 from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine, AffineMap, Constraint, Dim, FloorDiv
 from polyq.affine.extents import Shape, alone, at_most
+from polyq.affine.layout_inverse import box_of
 from polyq.affine.mlir.bodies import BodyWriter, scalar_type
+from polyq.affine.mlir.draft import known_floors
 from polyq.affine.program import fill
 from polyq.affine.scalar import Const, Load, apply
 from polyq.affine.spec import Op, Spec, Tensor
@@ -66,8 +68,11 @@ class _Writer:
         results = types[0] if len(types) == 1 else f"({', '.join(types)})"
         first = list(dict.fromkeys([*spec.input_names, *(op.target for op in spec.ops)]))
         names = [t.name for t in spec.all_tensors]
-        order = "" if names == first else f" attributes {{polyq.tensors = [{_quoted(names)}]}}"
-        head = f"func.func @{spec.name}({', '.join(arguments)}) -> {results}{order} {{"
+        notes = [] if names == first else [f"polyq.tensors = [{_quoted(names)}]"]
+        if any(Affine(1) in op.extents or known_floors(op) != op for op in spec.ops):
+            notes.append("polyq.as_written")  # in maps of others a reader simplifies floors and dims of extent 1
+        said = f" attributes {{{', '.join(notes)}}}" if notes else ""
+        head = f"func.func @{spec.name}({', '.join(arguments)}) -> {results}{said} {{"
         return "\n".join(["module {", f"  {head}", *(f"    {text}" for text in self.lines), "  }", "}", ""])
 
     def _argument(self, t: Tensor) -> str:
@@ -200,12 +205,11 @@ class _Writer:
         self.values[op.target] = made
 
     def _check_target(self, op: Op, t: Tensor) -> None:
-        ranges = {d: (0, max(0, e.const - 1)) for d, e in zip(op.dims, op.extents, strict=True) if e.is_constant}
+        box = box_of(op.dims, op.extents) if op.where else None
         for k, (e, n) in enumerate(zip(op.index, t.extents, strict=True)):
-            span = e.bounds(ranges)
-            known = span is not None and n.is_constant
-            inside = known and span is not None and span[0] >= 0 and span[1] < n.const
-            if alone(e) is None and op.where and not inside:
+            if box is None or alone(e) is not None:
+                continue
+            if not (box.implies(Constraint(e)) and box.implies(Constraint(n - 1 - e))):
                 raise SpecError(f"it may write outside of {t.name}, axis {k}, where the guard does not hold")
 
     def _notes(self, op: Op, *, fresh: bool) -> str:

@@ -44,7 +44,9 @@ def loop_tree(nest: LoopNest, spec: Spec, *, remainders: bool = False) -> str:
     tree = tree_of(nest, spec, remainders=remainders)
     between = _entries("whole tensors between ops: ", map(_stored, tree.between), WIDTH)
     kept = _entries("prepared once: ", map(_stored, tree.prepared), WIDTH)
-    return "\n".join([*between, *kept, *_drawn(_items(tree.lines, WIDTH - 3), "")])
+    groups = dict.fromkeys(b.within for b in nest.buffers if b.within)
+    together = [f"in one buffer: {', '.join(b.name for b in nest.buffers if b.within == g)}" for g in groups]
+    return "\n".join([*between, *kept, *together, *_drawn(_items(tree.lines, WIDTH - 3), "")])
 
 
 def byte_size(count: int) -> str:
