@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from polyq.build.many import build_many as build_many
     from polyq.build.saved import load as load
     from polyq.schedule import Schedule as Schedule
+    from polyq.tuning.tuner import tune as tune
 
 __all__ = [
     "ArgumentError",
@@ -66,6 +67,7 @@ __all__ = [
     "parse",
     "propagate",
     "testing",
+    "tune",
 ]
 
 #: What loads when it is first used, so that ``import polyq`` costs little more than numpy: name -> its module.
@@ -86,6 +88,7 @@ _LAZY = {
     "load": "polyq.build.saved",
     "parse": "polyq.affine.notation",
     "propagate": "polyq.affine.encodings",
+    "tune": "polyq.tuning.tuner",
 }
 _PACKAGES = ("build", "testing")
 
