@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # a kernel from the cache does without
     from polyq.schedule import Schedule
     from polyq.schedule.certificate import Certificate
 
-__all__ = ["build", "build_range", "plan_key"]
+__all__ = ["build", "build_range", "checked_options", "plan_key"]
 
 _OPTIONS = "numerics, threads, target, constants"
 
@@ -185,10 +185,17 @@ def build_range(
     What tuning measures; raises what :func:`build` raises, and :class:`~polyq.affine.errors.ScheduleError` for a choice
     that does not come up.
     """
-    names = _constants(spec, constants)
-    asked: dict[str, Any] = {"numerics": numerics, "threads": threads, "target": target, "constants": names}
-    request = _Request(spec, *_options_of(spec, numerics, target), _threads(threads), asked)
+    mode, machine, most, names = checked_options(spec, numerics, target, threads, constants)
+    asked: dict[str, Any] = {"numerics": mode, "threads": threads, "target": machine, "constants": names}
+    request = _Request(spec, mode, machine, most, asked)
     return _kernel(request, _made(request, sizes, choices))
+
+
+def checked_options(
+    spec: Spec, numerics: str, target: str, threads: int | None, constants: Iterable[str]
+) -> tuple[str, str, int, tuple[str, ...]]:
+    """Return the options of a build as they are used; raises what :func:`build` raises for one that is none."""
+    return (*_options_of(spec, numerics, target), _threads(threads), _constants(spec, constants))
 
 
 def plan_key(

@@ -12,7 +12,6 @@ from polyq.affine.names import meant
 from polyq.affine.numbering import Form
 from polyq.affine.spec import Spec
 from polyq.build.advice import Asked
-from polyq.build.threads import default_threads
 from polyq.schedule.draft import UNKNOWN_EXTENT
 from polyq.schedule.ladder import ladder_of
 
@@ -68,9 +67,8 @@ class Problem:
 
 
 def problems_of(
-    spec: Spec, sizes: Iterable[Sizes] | None, numerics: str, target: str, threads: int | None,
-    constants: tuple[str, ...],
-) -> tuple[Problem, ...]:  # fmt: skip
+    spec: Spec, sizes: Iterable[Sizes] | None, numerics: str, target: str, threads: int, constants: tuple[str, ...]
+) -> tuple[Problem, ...]:
     """Return the problems of a spec, one for each range that some of ``sizes`` lie in; by default every range."""
     ladder = ladder_of(spec, bool(constants))
     given = [dict(each) for each in sizes] if sizes is not None else []
@@ -86,7 +84,7 @@ def problems_of(
     shared = ladder is not None and len(ladder.rungs) > 1 and bool(constants)
     return tuple(
         Problem(
-            spec, numerics, target, threads or default_threads(), constants,
+            spec, numerics, target, threads, constants,
             () if ladder is None else tuple(ladder.sizes(rung).items()),
             tuple(tuple((name, point[name]) for name in spec.params) for point in points), shared,
         )

@@ -101,7 +101,8 @@ class Search:
         return self.clock() - self._started
 
     def _over(self) -> bool:
-        return self._spent() >= self.budget
+        """Whether the budget is spent; one that is not nothing lets the first candidates race in any case."""
+        return self._spent() >= self.budget and (self.budget == 0 or bool(self.outcome.trials))
 
     def _explore(self) -> None:
         same, decisions = self.draft({})

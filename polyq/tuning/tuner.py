@@ -14,6 +14,7 @@ from typing import Any, overload
 from polyq.affine.errors import ArgumentError, BuildError, PolyqError
 from polyq.affine.spec import Spec
 from polyq.build import tuned
+from polyq.build.building import checked_options
 from polyq.build.cache import cache_folder
 from polyq.schedule.target import cpu_model
 from polyq.tuning.candidates import Drafts
@@ -82,8 +83,9 @@ def tune(
     given = (spec,) if isinstance(spec, Spec) else tuple(spec)
     _check(given, budget)
     points = [sizes] if isinstance(sizes, Mapping) else sizes
-    options = (numerics, target, threads, tuple(constants))
-    problems = [(at, p) for at, each in enumerate(given) for p in problems_of(each, points, *options)]
+    bound = tuple(constants)
+    options = [checked_options(each, numerics, target, threads, bound) for each in given]
+    problems = [(at, p) for at, each in enumerate(given) for p in problems_of(each, points, *options[at])]
     tell = reporter(progress)
     run = _run_here if executor is None else _runner_on(executor)
     done = run([p for _, p in problems], float(budget), tell)
