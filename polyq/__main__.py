@@ -45,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: done and right, 1: outside the bound, 2: refused with one line that says why, 130: interrupted.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    commands = {"cache": command, "tune": tune_command}
-    chosen = commands.get(next(iter(arguments), ""))  # a file of that name is ./cache
+    commands = {"cache": command, "tune": tune_command}  # a file of that name is ./cache
+    chosen = commands.get(next(iter(arguments), ""))
     options = _parser().parse_args([] if chosen else arguments)
     try:
         return chosen(arguments[1:]) if chosen else _run(options)

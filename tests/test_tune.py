@@ -359,7 +359,7 @@ def test_the_command_line_tunes_lists_and_carries_over(folder, tmp_path, capsys,
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (["none.txt"], "python -m polyq: [Errno 2] No such file or directory: 'none.txt'"),
+    (["none.txt"], "python -m polyq: cannot read none.txt: No such file or directory"),
     (["--merge", "none.json"], "python -m polyq: merge: none.json cannot be read: No such file or directory"),
     (["none.txt", "--list"], "python -m polyq: none.txt: --list, --export and --merge are about all programs; leave the file out"),
     (["--set", "q=3"], "python -m polyq: tune: kernel: expected m=...; got q"),

@@ -153,6 +153,20 @@ def test_a_candidate_that_fails_in_a_round_is_named():
     assert found.choices == ()
 
 
+def test_a_best_so_far_that_fails_later_is_dropped_and_the_search_goes_on():
+    world = World(None, offered={"tile": ("6 x 2", "3 x 4"), "later": tuple("abcdefghi")})
+
+    def factor(taken):
+        if taken["tile"] == "3 x 4":
+            return Failure("crashed: late") if len(world.started) > 6 else 0.5
+        return 0.8 if taken["later"] == "h" else 1.0
+
+    world.factor = factor
+    found = world.search()
+    assert dict(found.choices) == {"later": "h"}
+    assert next(t.reason for t in found.trials if t.verdict == "failed") == "the best so far crashed: late"
+
+
 def test_a_schedule_that_cannot_be_made_is_named():
     world = World(by({}))
     plain = world.draft

@@ -78,6 +78,8 @@ class Tuned:
         return tuple(t for t in self.trials if t.verdict == "failed")
 
     def __str__(self) -> str:
+        if not self.untuned > 0:
+            return f"{self.title}: nothing was measured, since {self.stopped}"
         threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
         found = f"{self.gain:.2f} times as fast as untuned, {shown_time(self.seconds)}" if self.choices else (
             f"the cost model's choice stands, {shown_time(self.seconds)}"

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -122,23 +122,41 @@ class Search:
             if not batch or idle >= PATIENCE:
                 self.outcome.stopped = f"{idle} in a row brought nothing" if batch else "nothing was left to try"
                 return
-            winner = self._step(best, batch)
+            try:
+                winner = self._step(best, batch)
+            except Failure as failure:
+                best, decisions = self._begin_again(failure)
+                continue
             idle += len(batch)
             if winner is not None:
                 best, decisions, idle, improved = *winner, 0, True
         self.outcome.stopped = "the budget was spent"
 
+    def _begin_again(self, failure: Failure) -> tuple[Built, Decisions]:
+        """Go on from the cost model's choice where the best so far failed after all; raise where that itself did."""
+        if not self.outcome.choices:
+            raise failure
+        decision, option = self.outcome.choices[-1]
+        self.outcome.trials.append(Trial(decision, option, "failed", reason=f"the best so far {failure}"))
+        self.outcome.choices, self.outcome.gain = (), 1.0
+        self.bench.end()
+        best = self.bench.start({})
+        best.ready()
+        return best, self.draft({})[1]
+
     def _with_first(self, best: Built, decisions: Decisions) -> tuple[Built, Decisions]:
         """Try what was found before, as far as it still applies."""
         if not self.first or self._over():
             return best, decisions
-        with suppress(Exception):  # it was found for another scheduler
+        try:
             same, found = self.draft(self.first)
-            if same not in self._seen:
-                self._seen.add(same)
-                changed = ("all", "the choices that were found before")
-                return self._step(best, [Candidate(minimal(found), found, changed)]) or (best, decisions)
-        return best, decisions
+        except Exception:  # it was found for another scheduler, and is not built either
+            return best, decisions
+        if same in self._seen:
+            return best, decisions
+        self._seen.add(same)
+        changed = ("all", "the choices that were found before")
+        return self._step(best, [Candidate(minimal(found), found, changed)]) or (best, decisions)
 
     def _batch(self, queue: deque[tuple[str, str]]) -> list[Candidate]:
         """Return the next candidates that are schedules of their own, each the best so far with another option."""

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, overload
 
-from polyq.affine.errors import ArgumentError, BuildError, PolyqError
+from polyq.affine.codec import Malformed
+from polyq.affine.errors import ArgumentError, BuildError, PolyqError, SpecError
 from polyq.affine.spec import Spec
 from polyq.build import tuned
 from polyq.build.building import checked_options
@@ -86,6 +87,7 @@ def tune(
     bound = tuple(constants)
     options = [checked_options(each, numerics, target, threads, bound) for each in given]
     problems = [(at, p) for at, each in enumerate(given) for p in problems_of(each, points, *options[at])]
+    _check_travel([p for _, p in problems])
     tell = reporter(progress)
     run = _run_here if executor is None else _runner_on(executor)
     done = run([p for _, p in problems], float(budget), tell)
@@ -106,6 +108,15 @@ def _check(given: Sequence[object], budget: object) -> None:
             raise TypeError(f"tune: expected a Spec (polyq.parse(...)) or several, got {type(each).__qualname__}")
     if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget >= 0:
         raise ArgumentError(f"tune: budget={budget!r}: expected seconds, a number of at least 0")
+
+
+def _check_travel(problems: Sequence[Problem]) -> None:
+    """Refuse what other processes would not read back."""
+    for problem in problems:
+        try:
+            Problem.decode(problem.encode())
+        except (Malformed, SpecError) as error:
+            raise ArgumentError(f"tune: {problem.title}: it cannot be sent to other processes: {error}") from None
 
 
 # ---- one problem
