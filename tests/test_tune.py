@@ -59,6 +59,17 @@ def test_a_process_builds_and_times(folder):
         shop.end()
 
 
+def test_a_process_runs_this_polyq_wherever_it_is_started(folder, tmp_path, monkeypatch):
+    (tmp_path / "polyq").mkdir()
+    (tmp_path / "polyq" / "__init__.py").write_text("raise SystemExit('another polyq')\n")
+    monkeypatch.chdir(tmp_path)
+    shop = Workshop(problem(polyq.parse("y[i] = 2 * x[i]", x=("i32", (64,)))), cold=False)
+    try:
+        shop.start({}).ready()
+    finally:
+        shop.end()
+
+
 @pytest.mark.parametrize(("code", "said"), [
     ("import os; os.kill(os.getpid(), 11)", r"^crashed: its process ended with signal SIGSEGV in building it$"),
     ("raise SystemExit('out of luck')", r"^crashed: its process ended with status 1 in building it \(out of luck\)$"),

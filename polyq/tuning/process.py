@@ -58,7 +58,9 @@ class Process:
         path = os.pathsep.join([place, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            # python -c looks into the current folder first, where another polyq may lie
+            [sys.executable, "-c", f"import sys; sys.path.insert(0, {place!r})\n{code}"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
             env={**os.environ, "PYTHONPATH": path},
             start_new_session=True,  # an interrupt from the terminal comes through this process
         )  # fmt: skip
