@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from polyq.build.many import build_many as build_many
     from polyq.build.saved import load as load
     from polyq.schedule import Schedule as Schedule
+    from polyq.tuning.tuner import tune as tune
 
 __all__ = [
     "ArgumentError",
@@ -69,6 +70,7 @@ __all__ = [
     "parse",
     "propagate",
     "testing",
+    "tune",
 ]
 
 #: What loads when it is first used, so that ``import polyq`` costs little more than numpy: name -> its module.
@@ -90,6 +92,7 @@ _LAZY = {
     "pad_pitch": "polyq.affine.layout",
     "parse": "polyq.affine.notation",
     "propagate": "polyq.affine.encodings",
+    "tune": "polyq.tuning.tuner",
 }
 _PACKAGES = ("build", "testing")
 

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from importlib import metadata
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -24,38 +21,23 @@ from polyq.affine.bounds import Evaluation, error_bound
 from polyq.affine.dtypes import info, numpy_dtype
 from polyq.affine.expr import Affine, Param
 from polyq.affine.names import meant
-from polyq.affine.places import placed
 from polyq.affine.sample import Box, box_within, boxes, instances, part_of
 from polyq.build.housekeeping import command
+from polyq.command_line import Parser, names, positive, read_program, setting
 from polyq.limits import Fma, read_bandwidth
 from polyq.schedule.display import byte_size
 from polyq.schedule.evaluation import evaluation
 from polyq.schedule.target import TARGETS
+from polyq.tune_command import command as tune_command
 
 if TYPE_CHECKING:
     from polyq.affine.spec import Spec
     from polyq.build.kernel import Kernel
 
-FLAGSHIP = """\
-w: u8[4096, 32, 128]
-z: f32[4096, 32]
-s: f32[4096, 32]
-x: f32[m, 32, 128]
-d[n, g, j] = (f32(w[n, g, j]) - z[n, g]) * s[n, g]
-y[m, n] += x[m, g, j] * d[n, g, j]
-"""
 DEFAULT_SIZE = 64
 #: the oracle takes about a second for so many instances; above, it computes samples
 MOST_INSTANCES = 1 << 27
 SAMPLES, SAMPLE_CELLS = 6, 64
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, as all others here."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the message and exit with 2."""
-        self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,10 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: done and right, 1: outside the bound, 2: refused with one line that says why, 130: interrupted.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    of_cache = list(arguments[:1]) == ["cache"]  # a file of that name is ./cache
-    options = _parser().parse_args([] if of_cache else arguments)
+    commands = {"cache": command, "tune": tune_command}  # a file of that name is ./cache
+    chosen = commands.get(next(iter(arguments), ""))
+    options = _parser().parse_args([] if chosen else arguments)
     try:
-        return command(arguments[1:]) if of_cache else _run(options)
+        return chosen(arguments[1:]) if chosen else _run(options)
     except UnicodeDecodeError as error:
         print(f"python -m polyq: {options.file} is no text in UTF-8: {error}", file=sys.stderr)
         return 2
@@ -83,13 +66,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m polyq", description=(__doc__ or "").partition(": ")[2])
-    parser.epilog = "python -m polyq cache: list or clean the kernels that are kept on disk"
+    parser = Parser(prog="python -m polyq", description=(__doc__ or "").partition(": ")[2])
+    parser.epilog = (
+        "python -m polyq cache: list or clean the kernels that are kept on disk; "
+        "python -m polyq tune: find faster schedules by measuring, list, export or merge what was found"
+    )
     program = "a program in index notation, or in MLIR (*.mlir); default: the flagship"
     parser.add_argument("file", nargs="?", metavar="FILE", help=program)
     parser.add_argument("--function", metavar="NAME", help="the function of an MLIR file that has several")
     parser.add_argument("--emit", choices=("schedule", "loops", "c"), help="print this and stop")
-    parser.add_argument("--threads", type=_positive, metavar="N", help="at most so many threads; default: all cores")
+    parser.add_argument("--threads", type=positive, metavar="N", help="at most so many threads; default: all cores")
     parser.add_argument("--numerics", default="reassoc", help="strict, reassoc (default), i16, i16x2 or i8")
     parser.add_argument("--target", default="native", help=f"native (default), {', '.join(TARGETS)}")
     values = f"the value of a parameter; default {DEFAULT_SIZE}, m=1 and m=16 for the flagship"
@@ -97,26 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", type=_input, help=data)
     parser.add_argument("--save", metavar="FILE.npz", help="write inputs and outputs of the run to this file")
     bound = "inputs that stay the same between calls, packed once; default: the flagship's weights"
-    parser.add_argument("--bind", metavar="NAME,...", type=_names, help=bound)
-    parser.add_argument("--set", action="append", default=[], metavar="P=N", type=_setting, help=values)
+    parser.add_argument("--bind", metavar="NAME,...", type=names, help=bound)
+    parser.add_argument("--set", action="append", default=[], metavar="P=N", type=setting, help=values)
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
-
-
-def _setting(text: str) -> tuple[str, int]:
-    name, sign, value = text.partition("=")
-    if not (sign and name.strip() and value.strip().isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=NUMBER, such as m=16")
-    return name.strip(), int(value)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _input(text: str) -> tuple[str, str]:
@@ -126,27 +95,12 @@ def _input(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _program(options: argparse.Namespace) -> tuple[str, Spec]:
-    """Return the text of the program and its spec."""
-    if options.file is None:
-        return FLAGSHIP, polyq.parse(FLAGSHIP)
-    file = Path(options.file)
-    text = file.read_text(encoding="utf-8")
-    if file.suffix == ".mlir":
-        return text, polyq.from_mlir(file, function=options.function)
-    try:
-        spec = polyq.parse(text)
-    except polyq.SpecError as error:
-        raise polyq.SpecError(placed(options.file, text, str(error))) from None
-    return text, replace(spec, name=re.sub(r"\W", "_", file.stem, flags=re.ASCII) or spec.name)
-
-
 def _run(options: argparse.Namespace) -> int:
     if options.emit and options.save:
         raise polyq.ArgumentError(
             f"--save {options.save}: --emit prints and stops, and so there is nothing to write; leave one of them out"
         )
-    text, spec = _program(options)
+    text, spec = read_program(options.file, options.function)
     data = _given_data(spec, dict(options.input))
     runs = _parameter_values(spec, {**_sizes(spec, data), **dict(options.set)}, flagship=options.file is None)
     constants = options.bind if options.bind is not None else ("w", "z", "s") if options.file is None else ()

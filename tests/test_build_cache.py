@@ -21,7 +21,7 @@ import polyq
 import polyq.build
 from polyq.affine.errors import BuildError, CompilerNotFound, ScheduleError
 from polyq.affine.numbering import Form
-from polyq.build import binding, cache, compiler, plan
+from polyq.build import binding, cache, compiler, keys
 from polyq.build.compilation import Compilation
 from polyq.build.runtime import shared_runtime
 from polyq.schedule import Directive, Schedule, auto
@@ -222,11 +222,11 @@ def test_a_damaged_memo_is_a_miss(folder, damage):
 
 def test_canonical_text_tells_values_apart():
     values = [1, 1.0, True, "1", (1,), ((1,),), (1, 1), None, "None", {"a": 1}, frozenset({1}), -0.0, 0.0, answer(1), answer(2)]
-    assert len({plan.canonical(v) for v in values}) == len(values)
-    assert plan.canonical(frozenset("abc")) == plan.canonical(frozenset("cba"))
-    assert plan.canonical({"a": 1, "b": 2}) == plan.canonical({"b": 2, "a": 1})
+    assert len({keys.canonical(v) for v in values}) == len(values)
+    assert keys.canonical(frozenset("abc")) == keys.canonical(frozenset("cba"))
+    assert keys.canonical({"a": 1, "b": 2}) == keys.canonical({"b": 2, "a": 1})
     with pytest.raises(TypeError, match="a object has no canonical text"):
-        plan.canonical((1, object()))
+        keys.canonical((1, object()))
 
 
 def test_a_schedule_that_fails_its_certificate_is_no_kernel(folder):

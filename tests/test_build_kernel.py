@@ -147,7 +147,7 @@ def test_a_spec_is_scheduled_once_and_again_only_if_asked_for(monkeypatch, tmp_p
     monkeypatch.setenv("POLYQ_CACHE_DIR", str(tmp_path / "cache"))
     made = []
 
-    def choose(form, numerics, target, constants, sizes):
+    def choose(form, numerics, target, constants, sizes, choices):
         made.append((numerics, target))
         return Schedule.naive(form.spec, numerics, target)
 

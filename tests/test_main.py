@@ -11,6 +11,7 @@ import pytest
 
 import polyq.__main__ as command
 import polyq.limits
+from polyq.command_line import FLAGSHIP
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -301,7 +302,7 @@ def test_a_program_is_named_after_its_file(tmp_path, capsys, bandwidth):
 
 # ---- samples
 def test_samples_have_the_same_kind_of_bound_as_the_whole(program, capsys, bandwidth, monkeypatch):
-    text = "w: u8[64, 4, 32]\nz: f32[64, 4]\ns: f32[64, 4]\nx: f32[m, 4, 32]\n" + command.FLAGSHIP[command.FLAGSHIP.index("d[n, g, j] =") :]
+    text = "w: u8[64, 4, 32]\nz: f32[64, 4]\ns: f32[64, 4]\nx: f32[m, 4, 32]\n" + FLAGSHIP[FLAGSHIP.index("d[n, g, j] =") :]
     path = program(text)
     bounds = []
     for most in (command.MOST_INSTANCES, 10):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 #: the rooms in order: each may import itself and those before it
-ROOMS = ("affine", "schedule", "emit", "build")
+ROOMS = ("affine", "schedule", "emit", "build", "tuning")
 #: an outside library -> the only module or room (a path prefix) that may import it
 ONLY = {"islpy": "affine/sets.py", "cffi": "build/", "cgen": "emit/", "xdsl": "affine/mlir/"}
 

@@ -17,7 +17,8 @@ from polyq.build import binding
 from polyq.build.compilation import Compilation, discard_of
 from polyq.build.compiler import find_compiler
 from polyq.build.kernel import Kernel, Loaded, Ranges
-from polyq.build.plan import Plan, make_plan, memo_key, phase, phases
+from polyq.build.keys import memo_key
+from polyq.build.plan import Plan, make_plan, phase, phases
 from polyq.build.prepared import repeated_spec
 from polyq.build.runtime import end_runtime, shared_runtime, start_runtime
 from polyq.build.threads import default_threads
@@ -27,10 +28,11 @@ from polyq.schedule.numerics import NUMERICS
 from polyq.schedule.target import TARGETS, detect_machine
 
 if TYPE_CHECKING:  # a kernel from the cache does without
+    from polyq.build.tuned import Entry
     from polyq.schedule import Schedule
     from polyq.schedule.certificate import Certificate
 
-__all__ = ["build", "plan_key"]
+__all__ = ["build", "build_range", "checked_options", "plan_key"]
 
 _OPTIONS = "numerics, threads, target, constants"
 
@@ -111,6 +113,7 @@ class _Made:
     sizes: Mapping[str, int]
     proof: tuple[Schedule, Callable[[], Certificate]] | None
     renaming: Renaming | None = None
+    tuned: Entry | None = None
 
     def takes_the_same(self, spec: Spec, other: _Made) -> bool:
         """Whether calls take the same arrays: what is bound is packed once, for all ranges."""
@@ -118,7 +121,7 @@ class _Made:
         return mine.prologue == others.prologue and repeated_spec(spec, mine) == repeated_spec(spec, others)
 
 
-def _made(request: _Request, sizes: Mapping[str, int]) -> _Made:
+def _made(request: _Request, sizes: Mapping[str, int], choices: Mapping[str, str] | None = None) -> _Made:
     """Schedule, print, prove and compile a program for these sizes; the compiler runs beside the proof."""
     begun: dict[Module, Compilation] = {}
 
@@ -130,7 +133,7 @@ def _made(request: _Request, sizes: Mapping[str, int]) -> _Made:
         start_runtime()
         made = make_plan(
             request.program, request.numerics, request.target, request.asked["constants"], sizes,
-            compiling=compile_beside,
+            compiling=compile_beside, choices=choices,
         )  # fmt: skip
         modules = [m for m in (made.plan.module, made.plan.prologue) if m is not None]
         for module in modules:  # of a plan from the cache
@@ -146,7 +149,8 @@ def _made(request: _Request, sizes: Mapping[str, int]) -> _Made:
         for left in begun.values():
             left.discard()
     proof = None if made.schedule is None or made.certificate is None else (made.schedule, made.certificate)
-    return _Made(made.shown, entries[0], entries[1] if len(entries) > 1 else None, sizes, proof, made.renaming)
+    prologue = entries[1] if len(entries) > 1 else None
+    return _Made(made.shown, entries[0], prologue, sizes, proof, made.renaming, made.tuned)
 
 
 def _kernel(
@@ -160,11 +164,39 @@ def _kernel(
         threads=request.threads, constants=request.asked["constants"], asked=request.asked, sizes=made.sizes,
         ranges=ranges, seconds=spent[0], phases=spent[1],
     )  # fmt: skip
-    kernel.renaming = made.renaming
+    kernel.renaming, kernel.tuned = made.renaming, made.tuned
     if made.proof is not None:  # made here anyway: keep what would be made again
         kernel.__dict__["schedule"] = made.proof[0]
         kernel.keep_certificate(made.proof[1])
     return kernel
+
+
+def build_range(
+    spec: Spec,
+    sizes: Mapping[str, int],
+    choices: Mapping[str, str],
+    *,
+    numerics: str = "reassoc",
+    target: str = "native",
+    threads: int | None = None,
+    constants: Iterable[str] = (),
+) -> Kernel:
+    """Return the kernel of one range, made for ``sizes`` with these choices whatever the database holds.
+
+    What tuning measures; raises what :func:`build` raises, and :class:`~polyq.affine.errors.ScheduleError` for a choice
+    that does not come up.
+    """
+    mode, machine, most, names = checked_options(spec, numerics, target, threads, constants)
+    asked: dict[str, Any] = {"numerics": mode, "threads": threads, "target": machine, "constants": names}
+    request = _Request(spec, mode, machine, most, asked)
+    return _kernel(request, _made(request, sizes, choices))
+
+
+def checked_options(
+    spec: Spec, numerics: str, target: str, threads: int | None, constants: Iterable[str]
+) -> tuple[str, str, int, tuple[str, ...]]:
+    """Return the options of a build as they are used; raises what :func:`build` raises for one that is none."""
+    return (*_options_of(spec, numerics, target), _threads(threads), _constants(spec, constants))
 
 
 def plan_key(

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Generator
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from polyq.affine.errors import BuildError
 from polyq.build import housekeeping
@@ -31,7 +31,8 @@ from polyq.build.locks import ForkLock, lock_for
 from polyq.schedule.target import detect_machine
 
 __all__ = [
-    "cache_folder", "digest", "find_library", "has_memo", "library_key", "read_memo", "source_digest", "write_memo"
+    "Damaged", "cache_folder", "digest", "find_library", "has_memo", "library_key", "read_memo", "read_sealed",
+    "source_digest", "write_memo", "write_sealed",
 ]  # fmt: skip
 
 #: Ends a library, before the SHA-256 of all that precedes it. Loaders ignore what follows the ELF image.
@@ -253,15 +254,9 @@ def _is_whole(path: Path) -> bool:
 def read_memo(key: str) -> dict[str, Any] | None:
     """Return what :func:`write_memo` kept under ``key``, or ``None`` where nothing or something damaged lies there."""
     try:
-        path = cache_folder() / f"{key}.json"
-        text = path.read_text(encoding="utf-8")
-        housekeeping.touch(path)
-        total, _, body = text.partition("\n")
-        if total != hashlib.sha256(body.encode()).hexdigest():
-            _log.warning("the memo %s.json is damaged and will be made again", key)
-            return None
-        return json.loads(body)
-    except (OSError, ValueError):
+        return read_sealed(cache_folder() / f"{key}.json")
+    except Damaged:
+        _log.warning("the memo %s.json is damaged and will be made again", key)
         return None
 
 
@@ -272,16 +267,42 @@ def has_memo(key: str | None) -> bool:
 
 def write_memo(key: str, value: dict[str, Any]) -> None:
     """Keep a value under ``key``; a disk that is full is no reason to fail, only to be slower next time."""
-    body = json.dumps(value)
-    text = f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}"
-    folder = cache_folder()
     try:
-        with _build_folder(folder) as work:
-            path = work / "memo.json"
-            with path.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(path, folder / f"{key}.json")
+        write_sealed(cache_folder() / f"{key}.json", value)
     except OSError as error:
         _log.warning("the memo could not be written: %s", error)
+
+
+class Damaged(ValueError):
+    """A file whose contents do not match its checksum."""
+
+
+def read_sealed(path: Path) -> dict[str, Any] | None:
+    """Return what :func:`write_sealed` wrote, ``None`` where there is no file, or raise :class:`Damaged`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        housekeeping.touch(path)
+        total, _, body = text.partition("\n")
+        if total != hashlib.sha256(body.encode()).hexdigest():
+            raise Damaged(f"{path} is damaged: its checksum does not match")
+        value = json.loads(body)
+    except OSError:
+        return None
+    except ValueError as error:  # no text, or no JSON
+        raise Damaged(str(error) if isinstance(error, Damaged) else f"{path} is damaged: {error}") from None
+    if not isinstance(value, dict):
+        raise Damaged(f"{path} is damaged: it holds no record")
+    return cast("dict[str, Any]", value)
+
+
+def write_sealed(path: Path, value: dict[str, Any]) -> None:
+    """Write a value as JSON behind its checksum, by a rename: nobody sees half a file, and the last writer's stays."""
+    body = json.dumps(value)
+    text = f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}"
+    with _build_folder(path.parent) as work:
+        made = work / "memo.json"
+        with made.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(made, path)

@@ -33,6 +33,7 @@ class Card:
     seconds: float
     phases: Sequence[tuple[str, float]]
     bound: str = ""
+    tuned: str = ""
 
     def facts(self) -> dict[str, str]:
         """Return the facts in order; an empty text says nothing."""
@@ -46,6 +47,7 @@ class Card:
             "range": "".join(f"made for {p} = {n}; kernel.at({p}=...) is that of another range" for p, n in sizes),
             "memory": memory_text(self.spec),
             "certificate": self.plan.proof,
+            "tuned": self.tuned,
             "build": _build_text(self.seconds, self.phases),
             "bound": self.bound,
         }

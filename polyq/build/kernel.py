@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # a kernel from the cache does without
     from polyq.build.card import Card
     from polyq.build.payoff import Payoff
     from polyq.build.timing import Timing
+    from polyq.build.tuned import Entry
     from polyq.emit.module import Module
     from polyq.schedule import Schedule
     from polyq.schedule.certificate import Certificate
@@ -81,6 +82,7 @@ class Kernel:
         self._program, self._plan = program, plan
         self._proof: Callable[[], Certificate] | None = None
         self.renaming: Renaming | None = None  # from the names in what is compiled
+        self.tuned: Entry | None = None  # the entry of the database of tuned choices that was followed
         self._asked, self._build = dict(asked or {}), (seconds, tuple(phases))
         self.spec: Spec = program if isinstance(program, Spec) else program.spec
         self.numerics, self.target, self.threads = numerics, target, threads
@@ -177,7 +179,8 @@ class Kernel:
     @cached_property
     def schedule(self) -> Schedule:
         """The schedule; made again if the kernel came from the cache."""
-        return make_schedule(self.spec, self.numerics, self.target, self._asked.get("constants", ()), self.sizes)
+        constants = self._asked.get("constants", ())
+        return make_schedule(self.spec, self.numerics, self.target, constants, self.sizes, self._plan.choices)
 
     @cached_property
     def certificate(self) -> Certificate:
@@ -202,7 +205,14 @@ class Kernel:
 
         made = self.__dict__.get("schedule")  # a schedule by hand may differ from the cached one in its notes
         text = self._plan.explanation if made is None else made.explain()
-        return Explanation("\n".join([text, *(self._ranges.notes if self._ranges is not None else ())]))
+        ranges = self._ranges.notes if self._ranges is not None else ()
+        return Explanation("\n".join([*self._tuning(), text, *ranges]))
+
+    def _tuning(self) -> list[str]:
+        """Say what tuning decided otherwise than the counts would have, or why its choices do not apply."""
+        from polyq.build.advice import told
+
+        return told(self._plan.choices, self._plan.refused, self.tuned, self.renaming)
 
     def error_bound(self, /, *args: object, **named: object) -> Any:
         """Return the forward error bound against the oracle, elementwise and shaped like the outputs.
@@ -321,7 +331,13 @@ class Kernel:
             self.spec, self._plan, numerics=self.numerics, target=self.target, threads=self.threads,
             runs=self.executable.entry is not None, constants=self.constants, sizes=self.sizes,
             seconds=self._build[0], phases=self._build[1], bound=bound,
+            tuned=self._tuned_ranges(),
         )  # fmt: skip
+
+    def _tuned_ranges(self) -> str:
+        each = [(least, kernel.tuned) for least, kernel in self.all_ranges if kernel.tuned is not None]
+        name = self.range_parameter
+        return "; ".join(f"{entry}{f' ({name} from {least} on)' if name else ''}" for least, entry in each)
 
     def __repr__(self) -> str:
         return str(self.card())

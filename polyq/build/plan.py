@@ -9,22 +9,24 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import polyq.emit
 from polyq.affine.errors import ScheduleError
 from polyq.affine.naming import Renaming
 from polyq.affine.spec import Spec, Tensor
 from polyq.build import cache
+from polyq.build.advice import Advice, Asked, advice_on
+from polyq.build.keys import canonical, memo_key
 from polyq.build.sharing import Link, read_link, with_interface, write_link
 from polyq.emit.module import Module
-from polyq.schedule.target import detect_machine
 
 if TYPE_CHECKING:  # a kernel from the cache does without
+    from polyq.build.tuned import Entry
     from polyq.schedule import Schedule
     from polyq.schedule.certificate import Certificate
 
@@ -47,6 +49,8 @@ class Plan:
     prologue: Module | None = None
     prepared: tuple[Tensor, ...] = ()
     shared: tuple[tuple[str, ...], ...] = ()
+    choices: tuple[tuple[str, str], ...] = ()  # tuned ones that the schedule was made with
+    refused: str = ""  # why tuned ones were not
 
 
 _phases: ContextVar[list[tuple[str, float]] | None] = ContextVar("polyq_phases", default=None)
@@ -75,13 +79,16 @@ def phases() -> Generator[list[tuple[str, float]]]:
 
 
 def make_schedule(
-    spec: Spec, numerics: str, target: str, constants: tuple[str, ...] = (), sizes: Mapping[str, int] | None = None
-) -> Schedule:
+    spec: Spec, numerics: str, target: str, constants: tuple[str, ...] = (), sizes: Mapping[str, int] | None = None,
+    choices: tuple[tuple[str, str], ...] = (),
+) -> Schedule:  # fmt: skip
     """Return the automatic schedule; the same arguments give the same one."""
     from polyq.schedule import Schedule
 
     with phase("schedule"):
-        return Schedule.auto(spec, numerics=numerics, target=target, constants=constants, sizes=sizes)
+        return Schedule.auto(
+            spec, numerics=numerics, target=target, constants=constants, sizes=sizes, choices=dict(choices)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,7 @@ class Made:
 
     ``plan`` is what is compiled, in numbered names where ``renaming`` leads back from them; ``shown`` is the same in
     the caller's, but for the C (:func:`polyq.build.sharing.rendered`). ``schedule`` and ``certificate``, in the
-    caller's names too, come along if they had to be made.
+    caller's names too, come along if they had to be made. ``tuned`` is the entry of the database that was followed.
     """
 
     plan: Plan
@@ -98,6 +105,7 @@ class Made:
     renaming: Renaming | None = None
     schedule: Schedule | None = None
     certificate: Callable[[], Certificate] | None = None
+    tuned: Entry | None = None
 
 
 def make_plan(
@@ -107,8 +115,9 @@ def make_plan(
     constants: tuple[str, ...] = (),
     sizes: Mapping[str, int] | None = None,
     compiling: Callable[[Module], None] = lambda module: None,
+    choices: Mapping[str, str] | None = None,
 ) -> Made:
-    """Return the plan of a program.
+    """Return the plan of a program; ``choices`` stand in place of those that the database of tuned ones holds.
 
     ``compiling`` gets each module as soon as it is printed, so that the compiler runs beside the proof; where the proof
     fails, this raises, or calls it again with the modules of the plain order.
@@ -116,11 +125,13 @@ def make_plan(
     key = memo_key(program, numerics, target, constants, sizes or {})
     if isinstance(program, Spec):
         link = read_link(key) if key else None
-        memo = cache.read_memo(link.plan) if link is not None else None
-        if link is not None and memo is not None:
-            _log.debug("plan: from the cache")
-            return _shared(_plan_from(memo), link)
-        return _made_by_form(program, numerics, target, constants, sizes or {}, compiling, key)
+        if link is not None:
+            advice = advice_on(link.problem, choices)
+            memo = cache.read_memo(advice.key(link.plan))
+            if memo is not None:
+                _log.debug("plan: from the cache")
+                return _shared(_plan_from(memo), link, advice)
+        return _made_by_form(program, numerics, target, constants, sizes or {}, compiling, key, choices)
     memo = cache.read_memo(key) if key else None
     if memo is not None:
         _log.debug("plan: from the cache")
@@ -134,37 +145,26 @@ def make_plan(
 
 def _made_by_form(
     spec: Spec, numerics: str, target: str, constants: tuple[str, ...], sizes: Mapping[str, int],
-    compiling: Callable[[Module], None], key: str | None,
+    compiling: Callable[[Module], None], key: str | None, choices: Mapping[str, str] | None,
 ) -> Made:  # fmt: skip
     """Return the plan of a text that has not been built before: that of its numbered form, made if need be."""
     from polyq.affine.numbering import Form
-    from polyq.schedule.auto import choose, choose_numbered
     from polyq.schedule.certificate import Check, rewrites
-    from polyq.schedule.forms import regrouped, told
+    from polyq.schedule.forms import told
 
     with phase("canonical form"):
         form = Form.of(spec)
-    if form is None:  # names that cannot be numbered: the text stands for itself
-        renaming, notes, inner = Renaming({}), (), cache.digest("text", key or "")
-    else:
-        renaming, notes = form.renaming, regrouped(form)
-        bound = tuple(sorted(renaming.numbered(name, "T") for name in constants))
-        known = {renaming.numbered(name, "P"): size for name, size in sizes.items()}
-        inner = memo_key(form.spec, numerics, target, bound, known)
-    link = Link(inner or "", renaming, notes)
-    memo = cache.read_memo(inner) if inner else None
+    asked = Asked(spec, form, numerics, target, constants, sizes)
+    link = asked.link(key)
+    renaming, inner, advice = link.renaming, link.plan, advice_on(link.problem, choices)
+    memo = cache.read_memo(advice.key(inner)) if inner else None
     schedule: Schedule | None = None
     proof: Certificate | None = None
     if memo is not None:
         _log.debug("plan: from the cache, made for another text")
         plan = _plan_from(memo)
     else:
-        with phase("schedule"):
-            if form is None:
-                chosen = choose(spec, numerics, target, frozenset(constants), sizes)
-            else:
-                chosen = choose_numbered(form, numerics, target, frozenset(constants), sizes)
-        plan, schedule, proof = _proven(chosen, compiling, renaming)
+        plan, schedule, proof = _made_as_advised(asked, advice, compiling, renaming)
     checks: tuple[Check, ...] = ()
     if form is not None and form.changed:
         with phase("certificate of the form"):
@@ -176,9 +176,9 @@ def _made_by_form(
             )
     if key and inner:
         if memo is None:
-            cache.write_memo(inner, dataclasses.asdict(plan))
+            cache.write_memo(advice.key(inner), dataclasses.asdict(plan))
         write_link(key, link)
-    made = _shared(plan, link)
+    made = _shared(plan, link, advice)
     if schedule is None or proof is None:
         return made
     proven, own = proof, schedule
@@ -190,19 +190,43 @@ def _made_by_form(
     return dataclasses.replace(made, schedule=own if form is None else told(form, spec, own), certificate=certificate)
 
 
-def _shared(plan: Plan, link: Link) -> Made:
+def _made_as_advised(
+    asked: Asked, advice: Advice, compiling: Callable[[Module], None], renaming: Renaming
+) -> tuple[Plan, Schedule, Certificate]:
+    """Make and prove the schedule with the advised choices; what the database holds gives way where it does not fit."""
+    refused = ""
+    if advice.choices:
+        try:
+            with phase("schedule"):
+                chosen = asked.chosen(advice.choices)
+            plan, schedule, proof = _proven(chosen, compiling)
+            return dataclasses.replace(plan, choices=tuple(advice.choices.items())), schedule, proof
+        except Exception as error:  # whatever a scheduler makes of choices that were found for another one
+            if advice.entry is None:
+                raise
+            refused = str(error) or type(error).__name__
+    with phase("schedule"):
+        chosen = asked.chosen({})
+    plan, schedule, proof = _proven(chosen, compiling, renaming)
+    return dataclasses.replace(plan, refused=refused), schedule, proof
+
+
+def _shared(plan: Plan, link: Link, advice: Advice) -> Made:
     """Return a plan of a numbered form with what it is in the caller's names."""
+    if plan.refused:
+        advice.warn(link.renaming.text(plan.refused))
+    entry = None if plan.refused else advice.entry
     if not link.renaming.names:
-        return Made(plan, plan)
-    shown = Plan(
-        with_interface(plan.module, link.renaming),
-        "\n".join([*link.notes, link.renaming.text(plan.explanation)]),
-        plan.proof,
-        None if plan.prologue is None else with_interface(plan.prologue, link.renaming),
-        link.renaming.value(plan.prepared),
-        link.renaming.value(plan.shared),
+        return Made(plan, plan, tuned=entry)
+    shown = dataclasses.replace(
+        plan,
+        module=with_interface(plan.module, link.renaming),
+        explanation="\n".join([*link.notes, link.renaming.text(plan.explanation)]),
+        prologue=None if plan.prologue is None else with_interface(plan.prologue, link.renaming),
+        prepared=link.renaming.value(plan.prepared),
+        shared=link.renaming.value(plan.shared),
     )
-    return Made(plan, shown, link.renaming)
+    return Made(plan, shown, link.renaming, tuned=entry)
 
 
 def _proven(
@@ -246,68 +270,12 @@ def _emitted(schedule: Schedule, compiling: Callable[[Module], None]) -> tuple[M
 def _plan_from(memo: dict[str, Any]) -> Plan:
     prologue = None if memo["prologue"] is None else _module_from(memo["prologue"])
     prepared = tuple(Tensor(t["name"], t["dtype"], tuple(t["shape"])) for t in memo["prepared"])
-    return Plan(
-        _module_from(memo["module"]),
-        memo["explanation"],
-        memo["proof"],
-        prologue,
-        prepared,
-        tuple(map(tuple, memo["shared"])),
-    )
+    choices = tuple((str(decision), str(option)) for decision, option in memo["choices"])
+    shared = tuple(map(tuple, memo["shared"]))
+    module = _module_from(memo["module"])
+    return Plan(module, memo["explanation"], memo["proof"], prologue, prepared, shared, choices, memo["refused"])
 
 
 def _module_from(m: dict[str, Any]) -> Module:
     lists = (tuple[str, ...](m[name]) for name in ("buffers", "params", "flags", "features"))
     return Module(m["entry"], m["source"], *lists)
-
-
-def memo_key(
-    program: Spec | Schedule, numerics: str, target: str, constants: tuple[str, ...], sizes: Mapping[str, int]
-) -> str | None:
-    """Return the key of the program's memo, or ``None`` for one that has no canonical text."""
-    try:
-        text = canonical(program)
-    except TypeError as error:
-        _log.debug("plan: no memo, %s", error)
-        return None
-    machine = canonical(detect_machine())
-    asked = (numerics, target, constants, sorted(sizes.items()))
-    return cache.digest("memo", text, asked, machine, cache.source_digest())
-
-
-def canonical(value: object) -> str:
-    """Return a text that is equal for equal values of one type, and differs otherwise, in every process.
-
-    Dataclasses count with the fields that ``==`` compares; :class:`TypeError` for a value of another kind.
-
-    >>> canonical(("a", 1)) == canonical(("a", True))
-    False
-    """
-    parts: list[str] = []
-    _write(value, parts)
-    return "".join(parts)
-
-
-def _write(value: object, parts: list[str]) -> None:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        parts.append(f"{type(value).__name__}:{value!r}")
-    elif isinstance(value, (tuple, list)):
-        _write_all("(", cast("Iterable[object]", value), parts)
-    elif isinstance(value, (set, frozenset)):
-        _write_all("{", sorted(map(canonical, cast("Iterable[object]", value))), parts)
-    elif isinstance(value, Mapping):
-        pairs = cast("Mapping[object, object]", value).items()
-        _write_all("{", sorted((canonical(k), canonical(v)) for k, v in pairs), parts)
-    elif dataclasses.is_dataclass(value):
-        compared = [f.name for f in dataclasses.fields(value) if f.compare]
-        _write_all(f"{type(value).__qualname__}(", [(name, getattr(value, name)) for name in compared], parts)
-    else:
-        raise TypeError(f"a {type(value).__qualname__} has no canonical text")
-
-
-def _write_all(start: str, values: Iterable[object], parts: list[str]) -> None:
-    parts.append(start)
-    for value in values:
-        _write(value, parts)
-        parts.append(",")
-    parts.append(")")

@@ -24,24 +24,29 @@ _PART = re.compile(r"\n(?=\S)")
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Where the plan of a program's numbered form is kept, the way back to the names, and notes on the form."""
+    """Where the plan of a program's numbered form is kept, the way back to the names, and notes on the form.
+
+    ``problem`` is the key of its tuned choices, whatever they are when the program is built.
+    """
 
     plan: str
     renaming: Renaming
     notes: tuple[str, ...] = ()
+    problem: str = ""
 
 
 def read_link(key: str) -> Link | None:
     """Return what :func:`write_link` kept, ``None`` where there is none."""
     memo: dict[str, Any] | None = cache.read_memo(key)
-    if memo is None or memo.keys() != {"plan", "names", "notes"}:
+    if memo is None or memo.keys() != {"plan", "names", "notes", "problem"}:
         return None
-    return Link(memo["plan"], Renaming(memo["names"]), tuple(memo["notes"]))
+    return Link(memo["plan"], Renaming(memo["names"]), tuple(memo["notes"]), memo["problem"])
 
 
 def write_link(key: str, link: Link) -> None:
     """Keep a link under the key of a text."""
-    cache.write_memo(key, {"plan": link.plan, "names": dict(link.renaming.names), "notes": list(link.notes)})
+    names, notes = dict(link.renaming.names), list(link.notes)
+    cache.write_memo(key, {"plan": link.plan, "names": names, "notes": notes, "problem": link.problem})
 
 
 def with_interface(module: Module, renaming: Renaming) -> Module:

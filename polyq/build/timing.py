@@ -19,7 +19,7 @@ from polyq.schedule.target import detect_machine
 if TYPE_CHECKING:
     from polyq.build.kernel import Kernel
 
-__all__ = ["Timing", "count_operations", "measure"]
+__all__ = ["Calls", "Timing", "count_operations", "measure"]
 
 _MOST_COPIES = 64
 _MOST_BYTES = 1 << 30
@@ -85,6 +85,50 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns"
 
 
+class Calls:
+    """Calls of a kernel on random data, prepared: each one takes the next copy of the data.
+
+    ``cold`` makes as many copies as exceed the last-level cache. Raises
+    :class:`~polyq.affine.errors.ArgumentError` where the parameters are not those of the spec.
+    """
+
+    def __init__(
+        self, kernel: Kernel, *, cold: bool, threads: int | None, seed: int, params: Mapping[str, int]
+    ) -> None:
+        spec = kernel.spec
+        _check_parameters(spec, params)
+        first = {n: aligned_copy(spec.tensor(n), a) for n, a in random_arrays(spec, params, seed).items()}
+        self.values = tuple(params[name] for name in spec.params)
+        call = kernel.executable.spec
+        first = {**first, **kernel.hold({n: first[n] for n in kernel.constants})}
+        inputs = [first[name] for name in call.input_names]
+        outputs = kernel.executable.results.fresh(inputs, self.values)
+        self.bytes = sum(a.nbytes for a in (*inputs, *outputs))
+        self.copies = _copies(self.bytes) if cold else 1
+        self._sets: list[tuple[list[Array], list[Array]]] = [(inputs, outputs)]
+        for _ in range(self.copies - 1):
+            more = [aligned_copy(call.tensor(n), first[n]) for n in call.input_names]
+            self._sets.append((more, [np.array(a) for a in outputs]))
+        self.threads, self._next = threads or kernel.threads, 0
+        self._run = kernel.at(**params).executable.run
+
+    def time(self) -> float:
+        """Return the seconds of one call."""
+        given, out = self._sets[self._next]
+        self._next = (self._next + 1) % self.copies
+        before = time.perf_counter()
+        self._run(given, self.values, out, self.threads)
+        return time.perf_counter() - before
+
+
+def _check_parameters(spec: Spec, params: Mapping[str, int]) -> None:
+    missing = [name for name in spec.params if name not in params]
+    unknown = [name for name in params if name not in spec.params]
+    if missing or unknown:
+        wanted = ", ".join(f"{name}=..." for name in spec.params) or "no parameters"
+        raise ArgumentError(f"benchmark: expected {wanted}, got {', '.join(params) or 'none'}")
+
+
 def measure(
     kernel: Kernel,
     *,
@@ -97,36 +141,18 @@ def measure(
 ) -> Timing:
     """Time calls of ``kernel``; see :meth:`polyq.build.kernel.Kernel.benchmark`."""
     spec = kernel.spec
-    missing = [name for name in spec.params if name not in params]
-    unknown = [name for name in params if name not in spec.params]
-    if missing or unknown:
-        wanted = ", ".join(f"{name}=..." for name in spec.params) or "no parameters"
-        raise ArgumentError(f"benchmark: expected {wanted}, got {', '.join(params) or 'none'}")
-    first = {n: aligned_copy(spec.tensor(n), a) for n, a in random_arrays(spec, params, seed).items()}
-    values = tuple(params[name] for name in spec.params)
-    call = kernel.executable.spec
-    first = {**first, **kernel.hold({n: first[n] for n in kernel.constants})}
-    inputs = [first[name] for name in call.input_names]
-    outputs = kernel.executable.results.fresh(inputs, values)
-    size = sum(a.nbytes for a in (*inputs, *outputs))
-    copies = _copies(size) if cold else 1
-    sets: list[tuple[list[Array], list[Array]]] = [(inputs, outputs)]
-    for _ in range(copies - 1):
-        more = [aligned_copy(call.tensor(n), first[n]) for n in call.input_names]
-        sets.append((more, [np.array(a) for a in outputs]))
-    run, limit = kernel.at(**params).executable.run, threads or kernel.threads
+    calls = Calls(kernel, cold=cold, threads=threads, seed=seed, params=params)
+    copies = calls.copies
     times: list[float] = []
     started = time.perf_counter()
     while not _enough(len(times), repeats, time.perf_counter() - started, seconds):
-        given, out = sets[len(times) % copies]
-        before = time.perf_counter()
-        run(given, values, out, limit)
-        times.append(time.perf_counter() - before)
+        times.append(calls.time())
     if len(times) > copies:
         times = times[min(copies, len(times) - 5) :] if repeats is None else times
     return Timing(
-        spec.name, kernel.numerics, limit, tuple(zip(spec.params, values, strict=True)),
-        tuple(sorted(times)), size, count_operations(spec, params), copies, copies * size > detect_machine().l3,
+        spec.name, kernel.numerics, calls.threads, tuple(zip(spec.params, calls.values, strict=True)),
+        tuple(sorted(times)), calls.bytes, count_operations(spec, params), copies,
+        copies * calls.bytes > detect_machine().l3,
     )  # fmt: skip
 
 

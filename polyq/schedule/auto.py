@@ -21,10 +21,11 @@ from polyq.affine.scalar import Apply, depth_of, walk
 from polyq.affine.spec import Op, Spec
 from polyq.schedule.alternatives import producers_of, weigh
 from polyq.schedule.axes import widest_dtype
+from polyq.schedule.choices import NO_CHOICES, Decisions, decide, deciding
 from polyq.schedule.cores import schedule_core
 from polyq.schedule.draft import Draft, bounds_its_sum, plain_dim, size_of, typical, work_of
 from polyq.schedule.forms import told
-from polyq.schedule.groups import Group, group_of
+from polyq.schedule.groups import Group, group_of, without
 from polyq.schedule.halos import schedule_chain
 from polyq.schedule.legality import is_carried
 from polyq.schedule.overlap import COSTLY, keeps
@@ -38,7 +39,7 @@ from polyq.schedule.sums import hoist
 from polyq.schedule.target import Target
 from polyq.schedule.tiles import stride
 
-__all__ = ["automatic", "checked", "choose", "choose_numbered"]
+__all__ = ["automatic", "checked", "choose", "choose_numbered", "weighed"]
 
 #: instances from which dividing a reduction among threads pays
 DIVIDED_WORK = 1 << 18
@@ -47,33 +48,55 @@ DIVIDED_WORK = 1 << 18
 MOST_NODES, MOST_DEPTH = 512, 128
 
 
-def automatic(spec: Spec, numerics: str, target: str, constants: frozenset[str], sizes: Mapping[str, int]) -> Schedule:
+def automatic(
+    spec: Spec, numerics: str, target: str, constants: frozenset[str], sizes: Mapping[str, int],
+    choices: Mapping[str, str] = NO_CHOICES,
+) -> Schedule:  # fmt: skip
     """Return the schedule that the counts favour, with its certificate.
 
-    ``constants`` are inputs whose layout is free; ``sizes`` are typical values of parameters.
+    ``constants`` are inputs whose layout is free; ``sizes`` are typical values of parameters; ``choices`` are made as
+    they say, whatever the counts (:mod:`polyq.schedule.choices`; in the names of the numbered form).
     """
-    return checked(choose(spec, numerics, target, constants, sizes))
+    return checked(choose(spec, numerics, target, constants, sizes, choices))
 
 
-def choose(spec: Spec, numerics: str, target: str, constants: frozenset[str], sizes: Mapping[str, int]) -> Schedule:
+def choose(
+    spec: Spec, numerics: str, target: str, constants: frozenset[str], sizes: Mapping[str, int],
+    choices: Mapping[str, str] = NO_CHOICES,
+) -> Schedule:  # fmt: skip
     """Return the schedule that the counts favour, unproven: for a caller that has work to do beside the proof.
 
     It is chosen for the numbered form, so that texts of one program get one schedule.
     """
     form = Form.of(spec)
-    if form is None:
-        with typical(sizes):
-            return _chosen(spec, numerics, target, constants)
-    return told(form, spec, choose_numbered(form, numerics, target, constants, sizes))
+    if form is not None:
+        return told(form, spec, choose_numbered(form, numerics, target, constants, sizes, choices))
+    return _as_forced(*weighed(spec, numerics, target, constants, sizes, choices))
 
 
 def choose_numbered(
-    form: Form, numerics: str, target: str, constants: frozenset[str], sizes: Mapping[str, int]
-) -> Schedule:
+    form: Form, numerics: str, target: str, constants: frozenset[str], sizes: Mapping[str, int],
+    choices: Mapping[str, str] = NO_CHOICES,
+) -> Schedule:  # fmt: skip
     """Return the schedule of a numbered form; constants and sizes by the caller's names."""
     bound = frozenset(form.renaming.numbered(name, "T") for name in constants)
-    with typical({form.renaming.numbered(name, "P"): size for name, size in sizes.items()}):
-        return _chosen(form.spec, numerics, target, bound)
+    known = {form.renaming.numbered(name, "P"): size for name, size in sizes.items()}
+    return _as_forced(*weighed(form.spec, numerics, target, bound, known, choices))
+
+
+def weighed(
+    spec: Spec, numerics: str, target: str, constants: frozenset[str], sizes: Mapping[str, int],
+    choices: Mapping[str, str] = NO_CHOICES,
+) -> tuple[Schedule, Decisions]:  # fmt: skip
+    """Return the schedule of a program in its own names, unproven, and what was decided on the way."""
+    with deciding(choices) as made, typical(sizes):
+        return _chosen(spec, numerics, target, constants), made
+
+
+def _as_forced(schedule: Schedule, made: Decisions) -> Schedule:
+    if made.unmet:
+        raise ScheduleError("choices that cannot be made: " + "; ".join(made.unmet))
+    return schedule
 
 
 def _chosen(spec: Spec, numerics: str, target: str, constants: frozenset[str]) -> Schedule:
@@ -146,7 +169,8 @@ def inline_producers(draft: Draft) -> None:
         if _outgrows(draft.spec, writer):
             draft.note(f"{tensor}: kept, since the body of a reader that computes it would get too large or too deep")
             continue
-        if not draft.quantized and (shared := keeps_panel(draft, writer)):
+        shared = 0 if draft.quantized else keeps_panel(draft, writer)
+        if shared and decide(f"place of {tensor}", ("a panel at a time", "where it is read"), (True, False)):
             draft.kept.add(tensor)
             draft.note(f"{tensor}: kept, a panel at a time, since {shared} rows share what is computed from codes")
             continue
@@ -155,7 +179,9 @@ def inline_producers(draft: Draft) -> None:
             reads += work_of(op) * sum(r.tensor == tensor for r in op.reads)
         factor = reads / max(cells, 1)
         costly = sum(isinstance(n, Apply) and n.fn in COSTLY for n in walk(writer.body))
-        if factor <= 1 or not costly:
+        inlined = factor <= 1 or not costly
+        options = ("where it is read", "stored") if inlined else ("stored", "where it is read")
+        if decide(f"copies of {tensor}", options, (inlined, not inlined)):
             assumed = _assumed(draft.spec, writer, tensor)
             draft.do("inline", tensor=tensor)
             draft.note(
@@ -231,9 +257,20 @@ def _schedule_result(draft: Draft, op: Op, handled: set[str]) -> set[str]:
     ):
         _plain(draft, op.target)
         return {o.name for o in draft.spec.writers(op.target)}
-    group = group_of(draft.spec, root, free)
+    group = _together(draft, root, group_of(draft.spec, root, free))
     _dispatch(draft, root, group)
     return {root.name, *(name for m in group.members for name in m.ops)}
+
+
+def _together(draft: Draft, root: Op, group: Group) -> Group:
+    """Decide what of a group is computed inside of its root; copies made to accumulate in always are."""
+    for member in group.members:
+        options = ("inside", "before it")
+        if member.tensor not in draft.private and decide(
+            f"place of {member.tensor} in {root.name}", options, (False, True)
+        ):
+            group = without(draft.spec, root, group, member.tensor)
+    return group
 
 
 def _divide_sum(draft: Draft, tensor: str) -> None:

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from polyq.affine import dtypes
 from polyq.affine.spec import Op
+from polyq.schedule.choices import decide
 from polyq.schedule.draft import Draft, plain_dim, size_of
 from polyq.schedule.tiles import stride
 
-__all__ = ["share_among_threads", "split_lanes", "widest_dtype"]
+#: bytes ahead that are worth trying in place of what the counts say
+DISTANCES = (2048, 0, 4096, 1024, 8192)
+
+__all__ = ["ask_early", "share_among_threads", "split_lanes", "widest_dtype"]
 
 
 def widest_dtype(draft: Draft, op: Op) -> str:
     """The dtype that decides how many lanes there are: f32 lanes for 8 to 32 bits, 64-bit ones where they occur."""
     names = [draft.spec.tensor(op.target).dtype, *(r.dtype for r in op.reads)]
     return "f64" if any(dtypes.info(n).bits == 64 for n in names) else "f32"
+
+
+def ask_early(draft: Draft, tensor: str, ahead: int) -> int:
+    """Ask for the lines of a tensor so many bytes ahead; return the distance, 0 where none is asked for."""
+    distances = list(dict.fromkeys([ahead, *DISTANCES]))
+    chosen = decide(f"early lines of {tensor}", [f"{d} bytes ahead" if d else "none" for d in distances], distances)
+    if chosen:
+        draft.do("prefetch", tensor=tensor, ahead=chosen)
+    return chosen
 
 
 def split_lanes(draft: Draft, op: Op, dim: str, lanes: int, axes: list[str]) -> list[str]:
@@ -70,7 +83,8 @@ def share_among_threads(
         sizes, key=lambda a: sizes[a], default=None
     )
     if chosen is not None and sizes[chosen] > 1:
-        draft.do("mark", op=op, axis=chosen, kind="parallel")
+        order = [chosen, *(a for a, size in sizes.items() if a != chosen and size > 1)]
+        draft.do("mark", op=op, axis=decide(f"threads of {op}", order, order), kind="parallel")
 
 
 def _shares_bytes(draft: Draft, op: Op, dim: str, step: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from polyq.affine import dtypes
 from polyq.affine.scalar import Load
 from polyq.affine.spec import Op
-from polyq.schedule.axes import share_among_threads
+from polyq.schedule.axes import ask_early, share_among_threads
 from polyq.schedule.copies import copy_rows, scattered_rows
 from polyq.schedule.draft import Draft, plain_dim, size_of, work_of
 from polyq.schedule.groups import Group, Member, is_contraction
@@ -201,8 +201,7 @@ def _hints(draft: Draft, root: Op, names: list[str], tile: Tile, follows: dict[s
                 continue
             ahead = _tile_step(draft, load, {d: n for d, n in heights.items() if d in root.dims})
             if ahead:
-                ahead = ahead if ahead <= draft.target.l2 // 4 else 2048
-                draft.do("prefetch", tensor=load.tensor, ahead=ahead)
+                ahead = ask_early(draft, load.tensor, ahead if ahead <= draft.target.l2 // 4 else 2048)
                 draft.note(f"{load.tensor}: streamed; lines are asked for {ahead} bytes ahead")
 
 

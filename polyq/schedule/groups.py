@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from polyq.affine.spec import Op, Spec
 from polyq.schedule.draft import bounds_its_sum, plain_dim, size_of
 
-__all__ = ["Group", "Member", "group_of", "is_contraction"]
+__all__ = ["Group", "Member", "group_of", "is_contraction", "without"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,11 @@ def group_of(spec: Spec, root: Op, free: frozenset[str]) -> Group:
             members.append(member)
             maps.update({op: member.dims(op) for op in member.ops})
     return Group(root.name, _contractions_alone(spec, root, members))
+
+
+def without(spec: Spec, root: Op, group: Group, tensor: str) -> Group:
+    """Return the group without a tensor, and without what is then read outside of it."""
+    return Group(group.root, _closed(spec, root, [m for m in group.members if m.tensor != tensor]))
 
 
 def _member(spec: Spec, tensor: str, root: Op, maps: dict[str, dict[str, str]], members: list[Member]) -> Member | None:

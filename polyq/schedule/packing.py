@@ -10,7 +10,7 @@ from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint
 from polyq.affine.scalar import Load
 from polyq.affine.spec import Op
-from polyq.schedule.axes import share_among_threads
+from polyq.schedule.axes import ask_early, share_among_threads
 from polyq.schedule.draft import Draft, plain_dim
 from polyq.schedule.layouts import Words, free_operands, lane_axis, step_axis, tile_rows, walked_dims
 
@@ -88,8 +88,8 @@ def _pack(
     packed = draft.spec.op(copy).target
     draft.do("mark", op=copy, axis="t", kind="parallel")
     draft.do("prepare", tensor=packed)
-    if not walked or high < rows:  # the hardware follows four stretches side by side, one of them too slowly
-        draft.do("prefetch", tensor=packed, ahead=AHEAD)
+    # the hardware follows four stretches side by side, one of them too slowly
+    ask_early(draft, packed, AHEAD if not walked or high < rows else 0)
     side = f", {sides} side by side" if sides > 1 else ""
     draft.note(f"{t.name}: packed when it is bound, so that {rows} rows lie in one stretch of memory{side}")
     return packed

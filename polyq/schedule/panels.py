@@ -12,6 +12,7 @@ from polyq.affine import dtypes
 from polyq.affine.expr import Affine
 from polyq.affine.scalar import Load
 from polyq.affine.spec import Op
+from polyq.schedule.choices import decide
 from polyq.schedule.draft import Draft, is_weighed, plain_dim, size_of
 from polyq.schedule.layouts import free_operands, lane_axis, tile_rows, words_of
 from polyq.schedule.packing import pack_constants
@@ -71,7 +72,8 @@ def panels_of(draft: Draft, main: Op, tile: Tile) -> list[Load]:
         for d in {d for e in load.index for d in e.dims()} - {tile.dim}:
             cells *= size_of(main.extent(d))
         contiguous = plain_dim(load.index[-1]) == tile.dim and size_of(main.extent(tile.dim)) < 4 * width
-        if not contiguous and cells * max(dtypes.info(load.dtype).bits // 8, 1) <= draft.target.l2 // 2:
+        copied = not contiguous and cells * max(dtypes.info(load.dtype).bits // 8, 1) <= draft.target.l2 // 2
+        if copied and decide(f"panel of {load.tensor}", ("copied", "read where it lies"), (True, False)):
             found.append(load)
     return found
 

@@ -8,7 +8,7 @@ from math import prod
 from polyq.affine import dtypes
 from polyq.affine.expr import Dim
 from polyq.affine.spec import Op
-from polyq.schedule.axes import share_among_threads, split_lanes, widest_dtype
+from polyq.schedule.axes import ask_early, share_among_threads, split_lanes, widest_dtype
 from polyq.schedule.draft import Draft, moved_dim, plain_dim, size_of
 from polyq.schedule.frame import needs_guard
 from polyq.schedule.groups import Group, Member
@@ -127,8 +127,8 @@ def _ask_early(draft: Draft, op: Op) -> None:
         size = prod(size_of(e) for e in t.extents) * dtypes.info(t.dtype).bits // 8
         rows = [moved_dim(e) for e in load.index]
         if t.name in draft.spec.input_names and size >= draft.target.l3 // 2 and rows == list(op.dims):
-            draft.do("prefetch", tensor=t.name, ahead=EARLY_BYTES)
-            draft.note(f"{t.name}: streamed; lines are asked for {EARLY_BYTES} bytes ahead")
+            ahead = ask_early(draft, t.name, EARLY_BYTES)
+            draft.note(f"{t.name}: streamed; lines are asked for {ahead} bytes ahead")
 
 
 def schedule_rows(draft: Draft, root: Op, group: Group) -> None:

@@ -112,16 +112,18 @@ class Schedule:
         target: str = "native",
         constants: Sequence[str] = (),
         sizes: Mapping[str, int] | None = None,
+        choices: Mapping[str, str] | None = None,
     ) -> Schedule:
         """Return the schedule that the cost model chooses; :meth:`explain` says why.
 
         ``constants`` are inputs that will be bound: they may be prepared in another layout. ``sizes`` are typical
-        values of parameters, for which the schedule is made fast; it is right for all values.
+        values of parameters, for which the schedule is made fast; it is right for all values. ``choices`` are decisions
+        that ``polyq.tune`` found to be better made otherwise: :class:`ScheduleError` for one that does not come up.
         """
         from polyq.schedule.auto import automatic  # it builds schedules
 
         plain = Schedule(spec, numerics, target)  # refuses what is none
-        return automatic(plain.spec, numerics, target, frozenset(constants), sizes or {})
+        return automatic(plain.spec, numerics, target, frozenset(constants), sizes or {}, choices or {})
 
     # ---- derived
     @cached_property

@@ -16,7 +16,10 @@ from polyq.affine.dtypes import info
 from polyq.affine.errors import ScheduleError
 from polyq.schedule import isa
 
-__all__ = ["TARGETS", "Machine", "Target", "detect_machine", "parse_features", "parse_quota", "read_caches"]
+__all__ = [
+    "TARGETS", "Machine", "Target", "cpu_model", "detect_machine", "parse_features", "parse_model", "parse_quota",
+    "read_caches",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +168,32 @@ def parse_features(cpuinfo: str) -> frozenset[str]:
         if key.strip() in {"flags", "Features"}
     ]
     return frozenset(set[str].intersection(*each)) if each else frozenset()
+
+
+@lru_cache(maxsize=1)
+def cpu_model() -> str:
+    """Return the model of this CPU, detected once in a process: where measured times may be compared."""
+    try:
+        found = parse_model(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        found = ""
+    return found or platform.processor() or platform.machine() or "unknown"
+
+
+def parse_model(cpuinfo: str) -> str:
+    r"""Return the model of the first processor of a ``/proc/cpuinfo`` text; virtual machines cut the name short.
+
+    >>> parse_model("cpu family : 25\nmodel : 1\nmodel name : AMD EPYC\nstepping : 1\n")
+    'AMD EPYC, family 25, model 1, stepping 1'
+    """
+    facts: dict[str, str] = {}
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        facts.setdefault(key.strip(), value.strip())
+    shown = {"cpu family": "family", "model": "model", "stepping": "stepping", "CPU implementer": "implementer",
+             "CPU architecture": "architecture", "CPU part": "part", "CPU variant": "variant"}  # fmt: skip
+    parts = [facts.get("model name", ""), *(f"{word} {facts[key]}" for key, word in shown.items() if facts.get(key))]
+    return ", ".join(filter(None, parts))
 
 
 def _baseline(machine: str) -> frozenset[str]:

@@ -13,6 +13,7 @@ from itertools import combinations
 from polyq.affine import dtypes
 from polyq.affine.scalar import Cast, Load, Scalar, walk
 from polyq.affine.spec import Op, Spec
+from polyq.schedule.choices import decide
 from polyq.schedule.draft import Draft, bounds_its_sum, is_weighed, plain_dim, size_of
 from polyq.schedule.layouts import Words, free_operands, lane_axis, tile_rows, words_of
 from polyq.schedule.quantized import multiplies_integers
@@ -53,6 +54,13 @@ class Tile:
         shape = f"{self.vectors} x {self.lanes}{more}"
         return f"{kind} {self.dim} ({shape}), unroll {unrolled}: {self.cost:.2f} loads a multiply-add"
 
+    @property
+    def shape(self) -> str:
+        """What tells it from the other tiles of an op, as text."""
+        unrolled = "".join(f", {d} by {n}" for d, n in self.unroll)
+        fields = f" of {self.fields} fields" if self.fields > 1 else ""
+        return f"{'sums' if self.reduced else 'lanes'} along {self.dim} {self.vectors} x {self.lanes}{fields}{unrolled}"
+
 
 def stride(load: Load, dim: str) -> int | None:
     """Return the step in elements along ``dim``: 0 if absent, ``None`` if it is not a constant of the last axis."""
@@ -90,7 +98,8 @@ def choose_tile(draft: Draft, op: Op, single: frozenset[str] = frozenset(), pack
             found += _tiles(draft, op, dim, reduced, lanes, [d for d in result if d != dim and d not in fixed], free)
     # one packed layout serves every range of a parameter, so all of them put lanes where it was packed for
     packed = [t for t in found if t.free]
-    best = min(packed or found, key=lambda t: t.cost, default=None)
+    order = sorted(found, key=lambda t: (bool(packed) and not t.free, t.cost))
+    best = decide(f"tile of {op.name}", [t.shape for t in order], order) if order else None
     return None if best is None else replace(best, instead=_others(best, found))
 
 
