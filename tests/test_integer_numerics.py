@@ -259,6 +259,21 @@ def test_a_convolution_is_rounded_without_copies():
     assert_close(polyq.build(schedule), **data(spec))
 
 
+def test_an_activation_that_lies_across_its_rounded_copy_gets_tiles():
+    text = """
+        d[n, g, j] = (f64(w[j, g, n]) - f64(z[g, n])) * s[g, n]
+        y[m, n] += f64(x[m, g, j]) * d[n, g, j] where n >= 1
+    """
+    tensors = {"x": ("i8", ("m", 1, 16)), "s": ("f64", (1, 64)), "z": ("u8", (1, 64)), "w": ("i2", (16, 1, 64))}
+    spec = polyq.parse(text, **tensors)
+    kernel = polyq.build(spec, numerics="i16")
+    assert "kept plain" not in kernel.explain()
+    rounded = kernel.schedule.plan.stage("d.i16")
+    assert [rounded.kind(a) for a in rounded.order] == ["parallel", "serial", "serial", "vector"]
+    for rows in (1, 3):
+        assert_close(kernel, **data(spec, rows))
+
+
 @pytest.mark.parametrize(
     ("text", "tensors", "said"),
     [

@@ -132,7 +132,7 @@ def _ask_early(draft: Draft, op: Op) -> None:
 
 
 def schedule_rows(draft: Draft, root: Op, group: Group) -> None:
-    """Members are computed once for each point of their level; the rest of the root follows."""
+    """Members are computed once for each point of their level, or each tile of it; the rest of the root follows."""
     depth = {d: -sum(d in m.level for m in group.members) for d in root.dims}
     order = sorted(root.dims, key=lambda d: depth[d])
     axes = list(order)
@@ -144,31 +144,35 @@ def schedule_rows(draft: Draft, root: Op, group: Group) -> None:
         axes = split_lanes(draft, root, dim, lanes, axes)
     else:
         draft.order(root.name, axes)
-    outer = [d for d in order if depth[d]]
-    share_among_threads(draft, root.name, outer, frozenset(outer))
+    levels = [d for d in order if depth[d]]
+    tiled = {d: f"{d}t" for d in levels if d not in axes and f"{d}t" in axes}  # turned with the lanes, in tiles
+    outer = [tiled.get(d, d) for d in levels]
+    share_among_threads(draft, root.name, outer, frozenset(outer) | tiled.keys())
     for member in group.members:
-        at = [d for d in order if d in member.level][-1]
+        at = [tiled.get(d, d) for d in order if d in member.level][-1]
         draft.note(f"{member.tensor}: computed inside {at} of {root.target}, just the part that is read there")
         for name in member.ops:
-            _row_member(draft, name, member, root.name, at)
+            at_once = {d for d, of in member.dims(name).items() if of in tiled}
+            _row_member(draft, name, frozenset(member.dims(name)) - at_once, root.name, at)
 
 
-def _row_member(draft: Draft, name: str, member: Member, host: str, at: str) -> None:
+def _row_member(draft: Draft, name: str, fixed: frozenset[str], host: str, at: str) -> None:
+    """Place an op at a level of its reader; ``fixed`` are its dims that are a single point there."""
     op = draft.spec.op(name)
     if op.reduce is None:
         draft.do("fuse", producer=name, into=host, at=at)
-        local = [d for d in op.dims if d not in member.dims(name)]
+        local = [d for d in op.dims if d not in fixed]
         dim = plain_dim(op.index[-1]) if op.index else None
         lanes = draft.target.lanes(widest_dtype(draft, op))
         if dim in local and lanes > 1:
             split_lanes(draft, op, dim, lanes, list(op.dims))
         return
-    tile = choose_tile(draft, op, frozenset(member.dims(name)))  # one row at a time: nothing to unroll along the level
+    tile = choose_tile(draft, op, fixed)  # one row at a time: nothing to unroll along the level
     made = sum_in_lanes(draft, op, tile) if tile is not None and tile.reduced else []
     if tile is not None and made:
         draft.note(f"{op.target}: {tile}", tile.instead)
     for part in [*made, name]:
         draft.do("fuse", producer=part, into=host, at=at)
         arrange(draft, part, tile if made else None)
-    if tile is not None and not tile.reduced and tile.dim not in member.dims(name):
+    if tile is not None and not tile.reduced and tile.dim not in fixed:
         split_lanes(draft, op, tile.dim, tile.lanes, list(op.dims))
