@@ -342,6 +342,22 @@ def test_every_truncation_is_found(tmp_path):
         polyq.load(path)
 
 
+def test_names_of_any_length_are_written(tmp_path):
+    size, codes = "n" * 600, "w" * 3000
+    spec = polyq.parse(f"y[i] += f32({codes}[i, j]) * x[j]", **{codes: ("u8", (size, 16)), "x": ("f32", (16,))})
+    layer = polyq.build(spec, constants=(codes,)).bind(**{codes: np.full((64, 16), 3, np.uint8)})
+    loaded = polyq.load(layer.save(tmp_path / "layer"))
+    assert np.array_equal(loaded(x=np.ones(16, np.float32)), np.full(64, 48.0))
+
+
+@pytest.mark.parametrize("extent", ["-" * 5000 + "n", "(" * 3000 + "n" + ")" * 3000, "n*2" + "//2" * 50000, "1" * 5000])
+def test_extents_that_no_reader_can_hold_are_refused(extent):
+    spec = encode_spec(polyq.parse("y[i] = a[i]", a=("f32", ("n",))))
+    spec["tensors"][0][2] = [extent]
+    with pytest.raises((Malformed, polyq.SpecError)):
+        decode_spec(spec)
+
+
 def test_folders_are_made(tmp_path):
     layer, _, _ = bound()
     assert polyq.load(layer.save(tmp_path / "a" / "b" / "layer")).held.keys() == layer.held.keys()

@@ -27,10 +27,10 @@ __all__ = [
 ]  # fmt: skip
 
 T = TypeVar("T")
-#: names that end up in C: of tensors, dims, parameters, ops and programs
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.']{0,199}")
+#: names that end up in C: of tensors, dims, parameters, ops and programs; as long as front ends take them
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.']*")
 #: extents of tensors as text
-_EXTENT = re.compile(r"[A-Za-z0-9_ ()+*/%-]{1,500}")
+_EXTENT = re.compile(r"[A-Za-z0-9_ ()+*/%-]+")
 
 
 class Malformed(ValueError):
