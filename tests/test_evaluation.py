@@ -120,7 +120,7 @@ def test_split_and_reordered_axes_become_the_dims():
     assert _sums(schedule) == (Sums("y"),)
     op = evaluation(schedule).spec.op("y")
     assert op.dims == ("i", "ki", "ko")
-    assert str(op) == "y[i] += (a[i, ki + 4*ko] * x[ki + 4*ko])"
+    assert str(op) == "y[i] += a[i, ki + 4*ko] * x[ki + 4*ko]"
 
 
 def test_a_tail_that_keeps_the_order():

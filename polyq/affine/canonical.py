@@ -43,7 +43,7 @@ def canonical(spec: Spec) -> Spec:
     x: f32[1, 4, 32]
     w: f32[8, 128]
     y[0, n] = 0.0
-    y[0, n] += (x[0, ko, ki] * w[n, ki + 32*ko])
+    y[0, n] += x[0, ko, ki] * w[n, ki + 32*ko]
     """
     return _fixpoint(spec, frozenset())
 
@@ -57,7 +57,7 @@ def stored(spec: Spec) -> Spec:
     >>> from polyq.affine.notation import parse
     >>> print(stored(parse("y[b, i, j] = 2 * x[b, i, j]", x=("f32", (1, 4, 32)))))
     x: f32[128]
-    y[i_j] = (2.0 * x[i_j])
+    y[i_j] = 2.0 * x[i_j]
     """
     return _fixpoint(spec, frozenset((*spec.input_names, *spec.output_names)))
 

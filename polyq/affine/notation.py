@@ -108,7 +108,7 @@ def parse(text: str, /, *, outputs: Sequence[str] | None = None, **tensors: Decl
     a: f32[8, n]
     x: f32[n]
     y[i] = 0.0
-    y[i] += (a[i, k] * x[k])
+    y[i] += a[i, k] * x[k]
     """
     declared = [_keyword(name, given) for name, given in tensors.items()]
     statements: list[Statement] = []

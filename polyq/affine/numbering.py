@@ -41,7 +41,7 @@ class Form:
     >>> print(two.named)
     f: f32[8]
     a: f32[8, 4]
-    r[p, q] = (a[p, q] * f[p])
+    r[p, q] = a[p, q] * f[p]
     """
 
     given: Spec

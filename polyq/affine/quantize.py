@@ -89,7 +89,7 @@ def expanded(s: Scalar, box: Mapping[str, tuple[int, int]]) -> Scalar:
     >>> from polyq.affine.notation import parse
     >>> from polyq.affine.scalar import format_scalar
     >>> print(format_scalar(expanded(parse("y[i] = f32(i32(w[i]) - 8)", w=("u4", (4,))).ops[-1].body, {})))
-    (f32(w[i]) - 8.0)
+    f32(w[i]) - 8.0
     """
     if isinstance(s, Apply):
         return replace(s, args=tuple(expanded(a, box) for a in s.args))

@@ -64,7 +64,7 @@ def stored(spec: Spec, tensor: str, layout: Layout) -> Spec:
     >>> spec = parse("y[i] = 2 * x[i]", x=("f32", (8,)))
     >>> print(stored(spec, "x", Layout.of((8,)).tile((0,), (4,)).permute((1, 0))))
     x: f32[4, 2]
-    y[i] = (2.0 * x[i%4, i//4])
+    y[i] = 2.0 * x[i%4, i//4]
     """
     try:
         fitting(spec, tensor, layout)

@@ -13,7 +13,7 @@ from typing import Union
 
 from polyq.affine import dtypes
 from polyq.affine.errors import SpecError
-from polyq.affine.expr import Affine
+from polyq.affine.expr import Affine, FloorDiv
 
 __all__ = ["FUNCTIONS", "Apply", "Cast", "Const", "Index", "Load", "Scalar", "apply", "depth_of", "loads", "map_scalar"]
 
@@ -164,21 +164,57 @@ SYMBOLS = {
 }  # fmt: skip
 
 
+#: how strongly an operator binds, as in Python: of two in a row that bind alike, the left one is computed first
+_BINDING = {
+    "or": 1, "and": 2, "not": 3, "lt": 4, "le": 4, "gt": 4, "ge": 4, "eq": 4, "ne": 4, "add": 5, "sub": 5,
+    "mul": 6, "div": 6, "floordiv": 6, "mod": 6, "neg": 7,
+}  # fmt: skip
+_COMPARES, _SUM, _PRODUCT, _SIGN, _WHOLE = 4, 5, 6, 7, 8
+
+
 def format_scalar(s: Scalar) -> str:
-    """Return the expression in index notation."""
+    """Return the expression in index notation, with the brackets that it needs.
+
+    Different expressions have different texts, but for the types of literals.
+
+    >>> from polyq.affine.notation import parse
+    >>> print(format_scalar(parse("y[i] = exp(a[i] - (2.0 - a[i]) * -a[i])", a=("f32", (4,))).ops[-1].body))
+    exp(a[i] - (2.0 - a[i]) * (-a[i]))
+    """
+    return _bound_text(s)[0]
+
+
+def _bound_text(s: Scalar) -> tuple[str, int]:
+    """Return the text of an expression, and how strongly its outermost operator binds."""
     match s:
         case Const(value, _):
-            return str(value)
+            return str(value), _WHOLE
         case Index(expr, _):
-            return str(expr) if len(expr.terms) + bool(expr.const) <= 1 else f"({expr})"
+            return str(expr), _index_binding(expr)
         case Load(tensor, index, _):
-            return f"{tensor}[{', '.join(map(str, index))}]" if index else tensor
+            return f"{tensor}[{', '.join(map(str, index))}]" if index else tensor, _WHOLE
         case Cast(arg, dtype):
-            text = format_scalar(arg)
-            return f"{dtype}{text}" if text.startswith("(") else f"{dtype}({text})"
+            return f"{dtype}({format_scalar(arg)})", _WHOLE
         case Apply(fn, args, _) if fn in SYMBOLS:
-            return f"({format_scalar(args[0])} {SYMBOLS[fn]} {format_scalar(args[1])})"
+            own = _BINDING[fn]
+            left = _in_brackets(args[0], own + (own == _COMPARES))  # a < b < c would be two comparisons in one
+            return f"{left} {SYMBOLS[fn]} {_in_brackets(args[1], own + 1, sign=False)}", own
         case Apply("neg", args, _):
-            return f"(-{format_scalar(args[0])})"
+            number = isinstance(args[0], Const)  # -(1.0) is no literal
+            return f"-{_in_brackets(args[0], _WHOLE + number)}", _SIGN
+        case Apply("not", args, _):
+            return f"not {_in_brackets(args[0], _WHOLE)}", _BINDING["not"]
         case Apply(fn, args, _):
-            return f"{fn}({', '.join(format_scalar(a) for a in args)})"
+            return f"{fn}({', '.join(format_scalar(a) for a in args)})", _WHOLE
+
+
+def _index_binding(expr: Affine) -> int:
+    if len(expr.terms) + bool(expr.const) > 1:
+        return _SUM
+    return _WHOLE if all(c == 1 and not isinstance(atom, FloorDiv) for atom, c in expr.terms) else _PRODUCT
+
+
+def _in_brackets(s: Scalar, least: int, *, sign: bool = True) -> str:
+    """Return the text of an operand, in brackets if it binds less than that, or is a sign that may not stand there."""
+    text, binding = _bound_text(s)
+    return f"({text})" if binding < least or (binding == _SIGN and not sign) else text

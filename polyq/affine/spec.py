@@ -183,7 +183,7 @@ class Spec:
         ...                        maps=("(i, j) -> (i, j)",) * 2, body=lambda x: 2 * x)
         >>> print(spec)
         x: f32[m, 4]
-        y[i, j] = (2.0 * x[i, j])
+        y[i, j] = 2.0 * x[i, j]
         """
         from polyq.affine.builder import add_input  # the front end builds on this module
 

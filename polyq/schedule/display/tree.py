@@ -16,7 +16,7 @@ from typing import Union
 
 from polyq.affine.dtypes import info
 from polyq.affine.expr import Affine, Constraint
-from polyq.affine.scalar import Apply, Const, Index, Load, Scalar, format_scalar, loads, map_scalar
+from polyq.affine.scalar import Const, Index, Load, Scalar, format_scalar, loads, map_scalar
 from polyq.affine.spec import Spec
 from polyq.schedule.loopnest import Assign, Block, Buffer, Guard, Loop, LoopNest, Node, Scope, walk
 from polyq.schedule.regions import Reader, box_of
@@ -233,10 +233,7 @@ class _Reader:
         target = self.tensors.get(node.target, node.target)
         left = f"{target}[{', '.join(map(around.text, node.index))}]" if node.index else target
         value = map_scalar(node.value, lambda leaf: self._leaf(leaf, around))
-        text = format_scalar(value)
-        if isinstance(value, Apply) and text.startswith("("):
-            text = text[1:-1]
-        return Statement(left, _SIGNS[node.reduce], text, where, "" if node.op == target else node.op)
+        return Statement(left, _SIGNS[node.reduce], format_scalar(value), where, "" if node.op == target else node.op)
 
     def _leaf(self, leaf: Const | Index | Load, around: _Around) -> Scalar:
         names = {var: Affine.dim(name) for var, name in around.names.items()}
