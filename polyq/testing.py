@@ -80,9 +80,9 @@ def assert_close(kernel: Comparable, /, *, reference: Any = None, **arguments: A
         got, wanted = logical(tensor, np.asarray(result), shape), logical(tensor, right, shape)
         if bound is not None and bound.size and np.isinf(bound).all():
             warnings.warn(
-                f"{spec.name}: {tensor.name}: no element has a finite error bound; none is compared", stacklevel=2
+                f"{_said_of(spec, tensor)}: no element has a finite error bound; none is compared", stacklevel=2
             )
-        said = _compare(f"{spec.name}: {tensor.name}", got, wanted, bound, name)
+        said = _compare(_said_of(spec, tensor), got, wanted, bound, name)
         if said is not None:
             raise AssertionError(said if schedule is None else f"{said}\n{schedule}")
 
@@ -131,12 +131,16 @@ def _sequence(spec: Spec, value: Any) -> list[Any]:
     return values
 
 
+def _said_of(spec: Spec, tensor: Tensor) -> str:
+    return tensor.name if spec.name == tensor.name else f"{spec.name}: {tensor.name}"
+
+
 def _check_form(spec: Spec, tensor: Tensor, result: Array, expected: Array) -> None:
     dtype = caller_dtype(tensor)
     if result.dtype != dtype:
-        raise AssertionError(f"{spec.name}: {tensor.name}: expected dtype {dtype.name}, got {result.dtype.name}")
+        raise AssertionError(f"{_said_of(spec, tensor)}: expected dtype {dtype.name}, got {result.dtype.name}")
     if result.shape != expected.shape:
-        raise AssertionError(f"{spec.name}: {tensor.name}: expected shape {expected.shape}, got {result.shape}")
+        raise AssertionError(f"{_said_of(spec, tensor)}: expected shape {expected.shape}, got {result.shape}")
 
 
 def _compare(place: str, got: Array, right: Array, bound: Array | None, name: str) -> str | None:

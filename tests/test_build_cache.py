@@ -312,7 +312,7 @@ def test_an_automatic_schedule_that_is_refused_gives_way_to_the_plain_order(fold
     assert not wrong.certificate().ok
     original = Compilation.discard
     monkeypatch.setattr(Compilation, "discard", lambda self: (compiled.append(self), original(self)))
-    with pytest.warns(RuntimeWarning, match="^the automatic schedule of kernel was refused by its certificate; the plain order runs instead"):
+    with pytest.warns(RuntimeWarning, match="^the automatic schedule of y was refused by its certificate; the plain order runs instead"):
         kernel = polyq.build(spec)
     assert (kernel.schedule.directives, kernel.certificate.ok) == ((), True)
     a = np.ones((3, 40), np.float32)

@@ -63,10 +63,10 @@ def test_the_same_schedule_computes_the_program():
 
 def test_head_and_repr():
     schedule = dequantized(tiled)
-    assert str(schedule) == f"schedule of kernel: numerics reassoc, target c\n{TILED}"
-    assert repr(schedule) == "<Schedule of kernel: 4 directives, numerics reassoc, target c>"
+    assert str(schedule) == f"schedule of y: numerics reassoc, target c\n{TILED}"
+    assert repr(schedule) == "<Schedule of y: 4 directives, numerics reassoc, target c>"
     plain = dequantized()
-    assert repr(plain) == "<Schedule of kernel: in the order of the program, numerics reassoc, target c>"
+    assert repr(plain) == "<Schedule of y: in the order of the program, numerics reassoc, target c>"
 
 
 

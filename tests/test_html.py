@@ -206,7 +206,7 @@ def refusal() -> polyq.ScheduleError:
 def test_a_certificate_lists_its_checks():
     certificate = fused().certificate()
     root = parsed(certificate._repr_html_())
-    assert words(root.find("header")).startswith("certificate kernel proven numerics reassoc ")
+    assert words(root.find("header")).startswith("certificate y proven numerics reassoc ")
     rows = table_of(root)
     assert [row[:2] for row in rows[1:]] == [[c.name, "holds"] for c in certificate.checks]
     assert all(re.fullmatch(r"\d+\.\d ms", row[2]) for row in rows[1:])
@@ -292,7 +292,7 @@ def test_a_hostile_name_stays_text_on_a_card():
 
 def test_the_automatic_schedule_says_what_else_it_weighed():
     said = SCHEDULES["softmax"]().explain()
-    kept = next(d for d in said.decisions if d.text.startswith("kept, since each cell is read 2 times"))
+    kept = next(d for d in said.decisions if d.text.startswith("kept, since each cell is read twice"))
     # m rows (64, where nothing is known) of 512 cells, each read by the sum and by the quotient
     counted = "computed where it is read: 65536 times in all, not 32768 (with m counted as 64)"
     assert (kept.subject, kept.weighed[0], len(kept.weighed)) == ("e", counted, 4)

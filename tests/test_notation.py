@@ -270,7 +270,7 @@ def test_dims_and_parameters_are_values():
 
 def test_functions_comparisons_and_logic():
     spec = parse("y[i] = select(0 < x[i] <= 1 and not x[i] == 0.5, exp(x[i]), min(x[i], 2, 3))", x=("f32", 3))
-    text = "select((((0.0 < x[i]) and (x[i] <= 1.0)) and not((x[i] == 0.5))), exp(x[i]), min(min(x[i], 2.0), 3.0))"
+    text = "select(0.0 < x[i] and x[i] <= 1.0 and not (x[i] == 0.5), exp(x[i]), min(min(x[i], 2.0), 3.0))"
     assert str(spec.op("y")) == f"y[i] = {text}"
     assert parse("y[i] = x[i] > 0 or x[i] < -1", x=("f32", 3)).tensor("y").dtype == "bool"
 
@@ -333,3 +333,31 @@ def test_empty_shapes():
     spec = parse("y[m, n] += x[m, k]*w[n, k]", x=("f32", ("m", "k")), w=("f32", (4, "k")))
     assert interpret(spec, x=np.ones((0, 8), "f4"), w=np.ones((4, 8), "f4")).shape == (0, 4)
     np.testing.assert_array_equal(interpret(spec, x=np.ones((3, 0), "f4"), w=np.ones((4, 0), "f4")), np.zeros((3, 4)))
+
+
+def test_a_program_is_named_after_its_outputs():
+    def name(text):
+        return parse(text, x=("f32", (4,))).name
+
+    assert name("y[i] = x[i]") == "y"
+    assert name("y[i] = x[i]\nz[i] = x[i]") == "y_z"
+    assert name("a[i] = x[i]\nb[i] = x[i]\nc[i] = x[i]\nd[i] = x[i]") == "a_and_3_more"
+
+
+def test_a_text_has_the_brackets_that_it_needs_and_reads_back():
+    bodies = [
+        "a[i] - (b[i] - c[i]) - a[i]", "a[i] * (-b[i]) + -c[i]", "-(a[i] * b[i])", "(a[i] - 1.0) / (b[i] / c[i]) / 2.0",
+        "select(not (a[i] < b[i]) and (c[i] > 1.0 or a[i] == 2.0), a[i], -(1.0))", "exp(a[i] + b[i] * c[i])",
+        "select((a[i] < b[i]) == (b[i] < c[i]), a[i], b[i])", "a[i] * f32(i + 3) + f32((2*i + 1) * (i - 1))" , "a[i] + (b[i] + c[i])",
+    ]  # fmt: skip
+    tensors = dict.fromkeys("abc", ("f32", (5,)))
+    for body in bodies:
+        spec = parse(f"y[i] = {body}", **tensors)
+        text = str(spec.ops[-1]).removesuffix(" where i < 5")
+        assert parse(text, **tensors) == spec, text
+        assert "((" not in text or "f32((" in text or "select((" in text, text
+
+
+def test_an_index_as_a_value_keeps_its_brackets():
+    spec = parse("y[i] = x[i] * f32(i32(2*i) * i32(i // 2 + 1) - i32(i))", x=("f32", (5,)))
+    assert parse(str(spec.ops[-1]), x=("f32", (5,))) == spec

@@ -61,7 +61,7 @@ def test_a_wrong_element_is_named_with_value_oracle_and_bound():
     with pytest.raises(AssertionError) as caught:
         assert_close(Fake(SUM, change=_off(np.float32(0.5))), x=X, w=W)
     assert str(caught.value) == (
-        "kernel: y[1]: kernel 2.7969186305999756, oracle 2.2969186305999756, difference 0.5, bound 9.24152e-06; "
+        "y[1]: kernel 2.7969186305999756, oracle 2.2969186305999756, difference 0.5, bound 9.24152e-06; "
         "1 of 3 elements are off"
     )
 
@@ -78,20 +78,20 @@ def test_a_kernel_with_a_schedule_has_a_tighter_bound_and_shows_it():
     with pytest.raises(AssertionError) as caught:
         assert_close(Scheduled(SUM, change=_off(np.float32(0.5)), schedule=schedule), x=X, w=W)
     assert str(caught.value) == (
-        "kernel: y[1]: kernel 2.7969186305999756, oracle 2.2969186305999756, difference 0.5, bound 1.20355e-06; "
+        "y[1]: kernel 2.7969186305999756, oracle 2.2969186305999756, difference 0.5, bound 1.20355e-06; "
         "1 of 3 elements are off\n"
-        "schedule of kernel: numerics reassoc, target c\n"
+        "schedule of y: numerics reassoc, target c\n"
         "├─ m m:  y[m] = 0.0  [y.init]\n"
         "└─ m unroll m\n"
         "   └─ k 40:  y[m] += x[m, k] * w[k]"
     )
     strict = Scheduled(SUM, "strict", _off(np.float32(0.5)), Schedule.naive(SUM, "strict", "c"))
-    with pytest.raises(AssertionError, match=r"(?s)bound 0; 1 of 3 elements are off.schedule of kernel: numerics strict"):
+    with pytest.raises(AssertionError, match=r"(?s)bound 0; 1 of 3 elements are off.schedule of y: numerics strict"):
         assert_close(strict, x=X, w=W)
 
 
 def test_an_output_that_nothing_can_be_said_of_gives_a_warning():
-    with pytest.warns(UserWarning, match=r"^kernel: y: no element has a finite error bound; none is compared$"):
+    with pytest.warns(UserWarning, match=r"^y: no element has a finite error bound; none is compared$"):
         assert_close(Fake(SUM), x=X * np.float32(1e38), w=W * np.float32(1e38))
 
 
@@ -133,11 +133,11 @@ def test_nan_where_the_oracle_has_a_number():
 
 
 def test_form_of_the_result():
-    with pytest.raises(AssertionError, match=r"^kernel: y: expected dtype float32, got float64$"):
+    with pytest.raises(AssertionError, match=r"^y: expected dtype float32, got float64$"):
         assert_close(Fake(SUM, change=lambda y: y.astype("f8")), x=X, w=W)
-    with pytest.raises(AssertionError, match=r"^kernel: y: expected shape \(3,\), got \(3, 1\)$"):
+    with pytest.raises(AssertionError, match=r"^y: expected shape \(3,\), got \(3, 1\)$"):
         assert_close(Fake(SUM, change=lambda y: y[:, None]), x=X, w=W)
-    with pytest.raises(AssertionError, match=r"^kernel: expected 1 outputs \(y\), got 2$"):
+    with pytest.raises(AssertionError, match=r"^y: expected 1 outputs \(y\), got 2$"):
         assert_close(Fake(SUM, change=lambda y: (y, y)), x=X, w=W)
 
 

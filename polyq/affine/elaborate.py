@@ -45,7 +45,7 @@ def elaborate(declared: Sequence[Tensor], statements: Sequence[Statement], outpu
         for s, box, body in zip(statements, boxes, bodies, strict=True)
     ]
     places = {s.name: s.place for s in statements}
-    made = assemble("kernel", tensors, ops, [t.name for t in declared], outputs, places)
+    made = assemble(None, tensors, ops, [t.name for t in declared], outputs, places)
     used = {op.target for op in ops} | {r.tensor for op in ops for r in op.reads}
     idle = tuple(
         f"tensor {t.name}: declared, but no statement reads or writes it; a call takes it all the same"

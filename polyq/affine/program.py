@@ -52,15 +52,19 @@ def fill(tensor: Tensor, value: Scalar, like: tuple[Affine, ...] = ()) -> Op:
     return Op(f"{tensor.name}.init", tuple(names), tensor.extents, tensor.name, index, value)
 
 
+def _named_after(outputs: Sequence[str]) -> str:
+    return "_".join(outputs) if len(outputs) <= 3 else f"{outputs[0]}_and_{len(outputs) - 1}_more"
+
+
 def assemble(
-    name: str,
+    name: str | None,
     tensors: Sequence[Tensor],
     ops: Sequence[Op],
     declared: Sequence[str],
     outputs: Sequence[str] | None = None,
     places: Mapping[str, str] | None = None,
 ) -> Spec:
-    """Return the checked spec of ``ops`` in order, with the fills that they imply.
+    """Return the checked spec of ``ops`` in order, with the fills that they imply; without a name, after its outputs.
 
     ``declared`` names the tensors that a caller may give, in order; ``places`` says for each op where it stands, for
     messages.
@@ -99,6 +103,7 @@ def assemble(
     for op in ops:
         ordered += [fills[op.name], op] if op.name in fills else [op]
     ranked = sorted(inputs, key=lambda n: declared.index(n) if n in declared else len(declared))
+    name = name or _named_after(chosen)
     return Spec(name, tuple(tensors), tuple(ordered), tuple(ranked), chosen, overflow_notes(ops))
 
 
