@@ -77,15 +77,15 @@ CASES = {
     # functions
     "two functions": (
         "func.func @f(%a: f32) -> f32 {\n  return %a : f32\n}\nfunc.func @g(%a: f32) -> f32 {\n  return %a : f32\n}\n",
-        " 2 functions, @f, @g; name one by function=...",
+        "4:1: 2 functions, @f, @g; name one by function=...",
     ),
-    "no function": ("module {\n}\n", " expected a func.func with a body, got none"),
+    "no function": ("module {\n}\n", "1:1: expected a func.func with a body, got none"),
     "no result": ("func.func @f(%a: tensor<4xf32>) {\n  return\n}\n", "2:3: the function returns nothing; expected a result"),
     "another result": ("func.func @f(%a: tensor<4xf32>) -> tensor<5xf32> {\n  return %a : tensor<4xf32>\n}\n", "2:3: return: expected tensor<5xf32>, as @f says, got tensor<4xf32>"),
     # structured ops
     "reduction": (
         body("%s = arith.mulf %acc, %acc : f32\n%y = arith.addf %s, %x : f32"),
-        "3:3: linalg.generic: the body reduces in a way that is not known: expected out + term, out - term, out * term, or a minimum or maximum of out and a term that does not use out; got ((%1[d0] * %1[d0]) + %0[d0, d1]) with out = %1",
+        "3:3: linalg.generic: the body reduces in a way that is not known: expected out + term, out - term, out * term, or a minimum or maximum of out and a term that does not use out; got %1[d0] * %1[d0] + %0[d0, d1] with out = %1",
     ),
     "last write": (
         body("%y = arith.negf %x : f32"),
@@ -204,7 +204,7 @@ def test_a_file_is_named(tmp_path):
 
 
 def test_a_function_is_named():
-    with pytest.raises(polyq.SpecError, match=r"^<mlir>: expected a function @h, got @f, @g$"):
+    with pytest.raises(polyq.SpecError, match=r"^<mlir>:1:1: expected a function @h, got @f, @g$"):
         polyq.from_mlir(CASES["two functions"][0], function="h")
     assert polyq.from_mlir(CASES["two functions"][0], function="g").name == "g"
 

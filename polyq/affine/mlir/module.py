@@ -57,10 +57,10 @@ def _function(module: Module, wanted: str | None) -> FuncOp:
         return chosen[0]
     if not chosen:
         asked = "a func.func with a body" if wanted is None else f"a function @{wanted}"
-        raise SpecError(f"{module.file}: expected {asked}, got {', '.join(f'@{n}' for n in names) or 'none'}")
-    raise SpecError(
-        f"{module.file}: {len(names)} functions, {', '.join(f'@{n}' for n in names)}; name one by function=..."
-    )
+        place = module.place(found[0] if found else module.op)
+        raise SpecError(f"{place}: expected {asked}, got {', '.join(f'@{n}' for n in names) or 'none'}")
+    several = ", ".join(f"@{n}" for n in names)
+    raise SpecError(f"{module.place(chosen[1])}: {len(names)} functions, {several}; name one by function=...")
 
 
 class ModuleReader:
