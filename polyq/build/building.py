@@ -215,7 +215,7 @@ def plan_key(
 
 
 def _load(module: Module, library: Compilation) -> Loaded:
-    with phase("library"):
+    with phase("waiting for the compiler"):
         return binding.load(library.publish(), module.entry), shared_runtime()
 
 

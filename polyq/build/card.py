@@ -42,7 +42,7 @@ class Card:
         return {
             "numerics": self.numerics,
             "target": f"{self.target}{features}{'' if self.runs else ', not on this CPU: source only'}",
-            "threads": f"up to {self.threads} thread{'s' * (self.threads != 1)}",
+            "threads": self._threads_text(),
             "constants": ", ".join(self.constants),
             "range": "".join(f"made for {p} = {n}; kernel.at({p}=...) is that of another range" for p, n in sizes),
             "memory": memory_text(self.spec),
@@ -51,6 +51,11 @@ class Card:
             "build": _build_text(self.seconds, self.phases),
             "bound": self.bound,
         }
+
+    def _threads_text(self) -> str:
+        if self.threads == 1 or self.plan.module.shares_loops:
+            return f"up to {self.threads}" if self.threads > 1 else "1"
+        return f"1, since no loop is divided (up to {self.threads} are allowed)"
 
     def __str__(self) -> str:
         spec = self.spec
@@ -111,5 +116,6 @@ def _build_text(total: float, phases: Iterable[tuple[str, float]]) -> str:
     spent: dict[str, float] = {}
     for name, part in phases:  # each range has its own
         spent[name] = spent.get(name, 0.0) + part
-    parts = [f"{name} {seconds:.2f}" for name, seconds in spent.items()]
+    spent["other"] = total - sum(spent.values())
+    parts = [f"{name} {seconds:.2f}" for name, seconds in spent.items() if seconds >= 0.005]
     return f"{total:.2f} s ({', '.join(parts) if 'emit' in spent else 'source from the cache'})"

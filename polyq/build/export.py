@@ -175,8 +175,10 @@ def _ranges_text(kernel: Kernel, names: Mapping[str, str]) -> str:
     """Say which code runs for which sizes."""
     ranges, param = kernel.all_ranges, kernel.range_parameter
     if len(ranges) > 1 and param is not None:
-        made = [f"{names[param]} >= {least}: code made for {each.sizes[param]}" for least, each in ranges]
-        return f" * Sizes have code of their own: {'; '.join(made)}. Each is right for all sizes.\n"
+        ends = [*(f" to {least - 1}" for least, _ in ranges[1:]), " and more"]
+        made = [f"{least}{end} (made for {each.sizes[param]})" for (least, each), end in zip(ranges, ends, strict=True)]
+        sizes = f"Sizes of {names[param]} that have code of their own: {', '.join(made)}"
+        return f" * {sizes}. Each is right for all sizes.\n"
     return "".join(
         f" * The code is made for {names[p]} = {n}, and right for all sizes.\n" for p, n in kernel.sizes.items()
     )

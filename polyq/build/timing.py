@@ -109,8 +109,9 @@ class Calls:
         for _ in range(self.copies - 1):
             more = [aligned_copy(call.tensor(n), first[n]) for n in call.input_names]
             self._sets.append((more, [np.array(a) for a in outputs]))
-        self.threads, self._next = threads or kernel.threads, 0
-        self._run = kernel.at(**params).executable.run
+        ranged = kernel.at(**params)
+        self.threads, self._next = (threads or kernel.threads) if ranged.module.shares_loops else 1, 0
+        self._run = ranged.executable.run
 
     def time(self) -> float:
         """Return the seconds of one call."""

@@ -23,3 +23,8 @@ class Module:
     params: tuple[str, ...]
     flags: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+
+    @property
+    def shares_loops(self) -> bool:
+        """Whether some loop is divided among threads."""
+        return "runtime->run(" in self.source
