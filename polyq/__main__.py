@@ -81,7 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     values = f"the value of a parameter; default {DEFAULT_SIZE}, m=1 and m=16 for the flagship"
     data = "an input's data; the others are random"
     parser.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", type=_input, help=data)
-    parser.add_argument("--save", metavar="FILE.npz", help="write inputs and outputs of the run to this file")
+    kept = "write inputs and outputs of the run to this file; of several runs, each to one named like FILE-m16.npz"
+    parser.add_argument("--save", metavar="FILE.npz", help=kept)
     bound = "inputs that stay the same between calls, packed once; default: the flagship's weights"
     parser.add_argument("--bind", metavar="NAME,...", type=names, help=bound)
     parser.add_argument("--set", action="append", default=[], metavar="P=N", type=setting, help=values)
@@ -119,8 +120,18 @@ def _run(options: argparse.Namespace) -> int:
     unset = [name for name in spec.params if name not in runs[0]]
     if unset:
         print(f"  note         {', '.join(unset)} not given: {DEFAULT_SIZE}; --set {unset[0]}=N changes it")
-    right = [_one_run(kernel, {n: run.get(n, DEFAULT_SIZE) for n in spec.params}, data, options.save) for run in runs]
+    right: list[bool] = []
+    for run in runs:
+        save = options.save if len(runs) == 1 or not options.save else _named_for(options.save, run)
+        right.append(_one_run(kernel, {n: run.get(n, DEFAULT_SIZE) for n in spec.params}, data, save))
     return 0 if all(right) else 1
+
+
+def _named_for(save: str, run: dict[str, int]) -> str:
+    """Return the name of a run's file: ``run.npz`` is ``run-m16.npz`` at ``m = 16``."""
+    path = Path(save)
+    sizes = "".join(f"-{name}{value}" for name, value in run.items())
+    return str(path.with_name(f"{path.stem}{sizes}{path.suffix}"))
 
 
 def _parameter_values(spec: Spec, given: dict[str, int], *, flagship: bool) -> list[dict[str, int]]:
@@ -278,7 +289,7 @@ def _report(name: str, y: Array, reference: Array, bound: Array, size: int) -> b
     error, allowed, within = _error(y, reference, bound)
     verdict = "within the bound" if within else "OUTSIDE THE BOUND"
     part = f"{error / (_largest(reference) or 1.0):.1e} of the largest value"
-    sample = "" if y.size >= size else f" ({y.size} of {size} cells)"
+    sample = "" if y.size >= size else f" ({y.size} of {size} cells were checked)"
     print(f"  {name:<12} error {error:.2g} at most ({part}), bound {allowed:.2g} there: {verdict}{sample}")
     return within
 

@@ -42,6 +42,8 @@ def positive(text: str) -> int:
 def setting(text: str) -> tuple[str, int]:
     """Return a parameter and its size from ``NAME=NUMBER``."""
     name, sign, value = text.partition("=")
+    if sign and re.fullmatch(r"\s*-\d+\s*", value):
+        raise argparse.ArgumentTypeError(f"{text!r}: a size is at least 0")
     if not (sign and name.strip() and value.strip().isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=NUMBER, such as m=16")
     return name.strip(), int(value)

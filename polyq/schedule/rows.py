@@ -11,7 +11,7 @@ from polyq.affine.spec import Op
 from polyq.schedule.axes import ask_early, share_among_threads, split_lanes, widest_dtype
 from polyq.schedule.draft import Draft, moved_dim, plain_dim, size_of
 from polyq.schedule.frame import needs_guard
-from polyq.schedule.groups import Group, Member
+from polyq.schedule.groups import Group
 from polyq.schedule.sums import arrange, sum_in_lanes
 from polyq.schedule.tiles import choose_tile
 
