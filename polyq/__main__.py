@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np

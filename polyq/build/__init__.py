@@ -12,8 +12,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from polyq.affine.spec import Spec
+from polyq.build.bound import Bound
 from polyq.build.building import build as _build
-from polyq.build.kernel import Bound, Kernel
+from polyq.build.kernel import Kernel
 
 if TYPE_CHECKING:
     from polyq.build.timing import Timing

@@ -11,7 +11,7 @@ from polyq.affine.spec import Spec
 from polyq.build.timing import Timing, measure
 
 if TYPE_CHECKING:
-    from polyq.build.kernel import Bound
+    from polyq.build.bound import Bound
 
 __all__ = ["Payoff", "payoff"]
 

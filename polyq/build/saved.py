@@ -33,8 +33,9 @@ from polyq.affine.errors import ArgumentError, BuildError
 from polyq.affine.spec import Tensor
 from polyq.build import cache
 from polyq.build.arguments import bound_params, dense_storage
+from polyq.build.bound import Bound
 from polyq.build.building import build
-from polyq.build.kernel import Bound, Kernel
+from polyq.build.kernel import Kernel
 from polyq.build.unpacking import recovered
 from polyq.schedule.codec import decode_program, encode_program
 
