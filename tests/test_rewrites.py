@@ -20,10 +20,12 @@ from polynomials import Outside, TooBig, outputs
 from random_specs import RandomSpec, random_specs
 
 import polyq
+from polyq.affine.copies import copy_of
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint
+from polyq.affine.fills import shift, trim_fill
 from polyq.affine.proofs import prove
-from polyq.affine.rewrite import accumulate, copy_of, inline, partial_sums, shift, split, trim_fill, widen_sums
+from polyq.affine.rewrite import accumulate, inline, partial_sums, split, widen_sums
 from polyq.affine.scalar import Apply, Const, Index, Load, Scalar, apply, map_scalar
 from polyq.affine.spec import Op, Spec
 from polyq.affine.sums import distribute, factor

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from polyq.affine.copies import copy_of
 from polyq.affine.dtypes import is_float
 from polyq.affine.errors import ScheduleError, SpecError
 from polyq.affine.expr import Affine, AffineMap, Constraint
 from polyq.affine.layout import Layout, with_dims
 from polyq.affine.layout_inverse import box_of, inverse_of, small_floors
-from polyq.affine.rewrite import constant_ranges, copy_of, fresh, simplified, tensor_names
+from polyq.affine.rewrite import constant_ranges, fresh, simplified, tensor_names
 from polyq.affine.scalar import Const, Index, Load, Scalar, map_scalar, substitute_dims
 from polyq.affine.sets import Domain, Relation
 from polyq.affine.spec import Op, Spec, Tensor

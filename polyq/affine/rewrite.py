@@ -14,13 +14,9 @@ from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint, Dim
 from polyq.affine.program import identity
 from polyq.affine.scalar import Cast, Const, Index, Load, Scalar, map_scalar, substitute_dims
-from polyq.affine.sets import Domain
 from polyq.affine.spec import Op, Spec, Tensor
 
-__all__ = [
-    "accumulate", "begins", "copy_of", "fill_is_hidden", "inline", "partial_sums", "shift", "split", "trim_fill",
-    "widen_sums",
-]  # fmt: skip
+__all__ = ["accumulate", "inlinable", "inline", "partial_sums", "split", "widen_sums"]
 
 
 def fresh(taken: Iterable[str], stem: str) -> str:
@@ -80,7 +76,7 @@ def split(spec: Spec, name: str, dim: str, factor: int, outer: str | None = None
         extents=(*op.extents[:at], (extent + factor - 1) // factor, Affine(factor), *op.extents[at + 1 :]),
         where=where,
     )
-    return _replace_op(spec, name, (simplified(changed, ranges),))
+    return replace_op(spec, name, (simplified(changed, ranges),))
 
 
 def simplified(op: Op, ranges: Mapping[str, tuple[int, int]]) -> Op:
@@ -92,7 +88,8 @@ def simplified(op: Op, ranges: Mapping[str, tuple[int, int]]) -> Op:
     return replace(op, index=tuple(e.simplify(ranges) for e in op.index), body=map_scalar(op.body, leaf))
 
 
-def _replace_op(spec: Spec, name: str, ops: tuple[Op, ...], tensors: tuple[Tensor, ...] = ()) -> Spec:
+def replace_op(spec: Spec, name: str, ops: tuple[Op, ...], tensors: tuple[Tensor, ...] = ()) -> Spec:
+    """Return the spec with ops, and the tensors that they need, in place of one."""
     at = next(i for i, op in enumerate(spec.ops) if op.name == name)
     return spec.with_ops((*spec.ops[:at], *ops, *spec.ops[at + 1 :]), (*spec.all_tensors, *tensors))
 
@@ -152,109 +149,6 @@ def moved_dim(e: Affine) -> str | None:
     return dims[0] if len(e.terms) == len(dims) == 1 else None
 
 
-def begins(op: Op) -> dict[str, int]:
-    """Return the constants above 0 at which ``where`` lets dims begin.
-
-    >>> from polyq.affine.notation import parse
-    >>> begins(parse("y[i] = x[i - 1] where i >= 1, i < 9", x=("f32", (8,))).ops[-1])
-    {'i': 1}
-    """
-    found: dict[str, int] = {}
-    for c in op.where:
-        dim = moved_dim(c.expr)
-        if dim is not None and not c.equality and c.expr.const < 0:
-            found[dim] = max(found.get(dim, 0), -c.expr.const)
-    return found
-
-
-def shift(spec: Spec, name: str) -> Spec:
-    """Let dims that ``where`` lets begin above 0 begin at 0.
-
-    rewrite: ``for c <= i < N: S(i)`` -> ``for i < N - c: S(i + c)``
-    requires: nothing; the instances and their order stay the same.
-    """
-    op = spec.op(name)
-    first = begins(op)
-    changed = substitute(op, {d: Affine.dim(d) + c for d, c in first.items()})
-    changed = replace(
-        changed,
-        extents=tuple(e - first.get(d, 0) for d, e in zip(op.dims, op.extents, strict=True)),
-        where=tuple(c for c in changed.where if moved_dim(c.expr) not in first or c.equality or c.expr.const < 0),
-    )
-    return _replace_op(spec, name, (changed,))
-
-
-def fill_is_hidden(spec: Spec, name: str) -> Op | str:
-    """Return the op that assigns most cells of a fill before anybody reads them, else the reason why there is none."""
-    fill = spec.op(name)
-    boxed = [moved_dim(e) for e in fill.index] == list(fill.dims) and all(e.const == 0 for e in fill.index)
-    if fill.reduce is not None or fill.where or not fill.dims or not boxed:
-        return f"{name} does not fill a box"
-    if any(r.tensor == fill.target for r in fill.reads):
-        return f"{name} reads {fill.target} itself"
-    for op in spec.ops[spec.ops.index(fill) + 1 :]:
-        if any(r.tensor == fill.target and not (op.target == fill.target and _goes_back(op, r)) for r in op.reads):
-            return f"{op.name} reads {fill.target} first"
-        if op.target == fill.target:
-            dims = [moved_dim(e) for e in op.index]
-            box = None not in dims and len(set(dims)) == len(dims) == len(op.dims)
-            if op.reduce is not None or op.where or not box:
-                return f"{op.name} does not assign a box"
-            spans = zip(op.index, dims, fill.extents, strict=True)
-            left = [whole - e.const - op.extent(d or "") for e, d, whole in spans]
-            inside = all(e.is_constant and e.const >= 0 for e in left)
-            return op if inside else f"{op.name} may write outside of what {name} fills"
-    return f"nothing writes {fill.target} after {name}"
-
-
-def _goes_back(op: Op, load: Load) -> bool:
-    """Whether an op reads of its own tensor what an earlier instance assigned, where the op assigns that cell at all.
-
-    The cell lies a constant way behind the one that is assigned: the first dim along which it does decides.
-    """
-    way = {moved_dim(w): (w - r) for w, r in zip(op.index, load.index, strict=True)}
-    if None in way or len(way) != len(op.index) or not all(e.is_constant for e in way.values()):
-        return False
-    first = next((way[d].const for d in op.dims if d in way and way[d].const != 0), 0)
-    return first > 0
-
-
-def trim_fill(spec: Spec, name: str) -> Spec:
-    """Let a fill leave out the box that another op assigns before anybody reads it.
-
-    rewrite: ``y[i] = 0 (i < N); y[i + c] = f(i) (i < M)`` -> ``y[i] = 0 (i < c); y[i + c + M] = 0 (i < N - c - M);
-    y[i + c] = f(i)``
-    requires: 1. a box is assigned, from other tensors or none; 2. the next op that touches the tensor assigns a box
-    inside, each cell once; what it reads of the tensor there, an earlier instance of its own has assigned.
-    """
-    cover = fill_is_hidden(spec, name)
-    if isinstance(cover, str):
-        raise ScheduleError(f"trim_fill({name!r}): {cover}")
-    fill = spec.op(name)
-    taken, pieces = tensor_names(spec) - {name}, list[Op]()
-    index, extents = list(fill.index), list(fill.extents)
-    for k, (d, whole, e) in enumerate(zip(fill.dims, fill.extents, cover.index, strict=True)):
-        middle = cover.extent(moved_dim(e) or "")
-        for begin, size in ((Affine(0), Affine(e.const)), (middle + e.const, whole - middle - e.const)):
-            if size == Affine(0):
-                continue
-            at = Affine.dim(d) + begin
-            # where the assigned box is empty, as it may be for small parameters, both ends may reach past the whole
-            inside = (Constraint(at), Constraint(whole - 1 - at))
-            where = () if whole.is_constant and middle.is_constant else inside
-            cells = (*index[:k], at, *index[k + 1 :])
-            body = substitute_dims(fill.body, _moved(fill, cells))
-            piece = replace(fill, name=fresh(taken, name), index=cells, where=where, body=body)
-            pieces.append(replace(piece, extents=(*extents[:k], size, *extents[k + 1 :])))
-            taken.add(pieces[-1].name)
-        index[k], extents[k] = Affine.dim(d) + e.const, middle
-    return _replace_op(spec, name, tuple(pieces))
-
-
-def _moved(fill: Op, cells: Sequence[Affine]) -> dict[str, Affine]:
-    return {d: e for d, e in zip(fill.dims, cells, strict=True) if e != Affine.dim(d)}
-
-
 def partial_sums(spec: Spec, name: str, keep: Sequence[str], tensor: str | None = None, outer: bool = False) -> Spec:
     """Split a reduction in two: partial results that keep some reduced dims, then their combination.
 
@@ -283,7 +177,7 @@ def partial_sums(spec: Spec, name: str, keep: Sequence[str], tensor: str | None 
     )
     outside = tuple(c for c in op.where if c.expr.dims() <= set(kept))
     total = replace(op, dims=kept, extents=extents, body=Load(part, index, dtype), where=outside)
-    return _replace_op(spec, name, (start, inner, total), (Tensor(part, dtype, tuple(map(entry, extents))),))
+    return replace_op(spec, name, (start, inner, total), (Tensor(part, dtype, tuple(map(entry, extents))),))
 
 
 def accumulate(spec: Spec, tensor: str, local: str | None = None) -> Spec:
@@ -337,55 +231,6 @@ def fills(op: Op, tensor: Tensor) -> bool:
     return all(op.extent(d) == e for d, e in zip(dims, tensor.extents, strict=True))
 
 
-def copy_of(
-    spec: Spec, tensor: str, readers: Sequence[str], shape: Sequence[Affine], dims: Sequence[str],
-    source: Sequence[Affine], place: Sequence[Affine], name: str | None = None, where: Sequence[Constraint] = (),
-) -> Spec:  # fmt: skip
-    """Let ``readers`` read a copy of ``tensor`` in another layout.
-
-    The copy has ``shape`` over ``dims``: cell ``c[dims] = tensor[source(dims)]``. ``place`` is the inverse: the cell
-    that holds element ``(e0, e1, ...)`` of the tensor, written with dims ``e0, e1, ...``.
-
-    rewrite: ``y += x[k]`` -> ``x.packed[v, l] = x[8*v + l]; y += x.packed[k // 8, k % 8]``
-    requires: ``source(place(e)) == e`` for every element; checked by substitution here, or by isl.
-    """
-    t = spec.tensor(tensor)
-    back = tuple(e.substitute(dict(zip(dims, place, strict=True))) for e in source)
-    wanted = tuple(Affine.dim(f"e{i}") for i in range(len(t.shape)))
-    if back != wanted and not _identity_on(t, back):
-        raise ScheduleError(
-            f"copy of {tensor}: the layout is not the inverse of its placement: {', '.join(map(str, back))}"
-        )
-    name = name or fresh(tensor_names(spec), f"{tensor}.packed")
-    first = min(i for i, op in enumerate(spec.ops) if op.name in readers)
-    if any(op.target == tensor for op in spec.ops[first:]):
-        raise ScheduleError(f"copy of {tensor}: it is written after its first reader {spec.ops[first].name}")
-    index = tuple(Affine.dim(d) for d in dims)
-    copy = Op(name, tuple(dims), tuple(shape), name, index, Load(tensor, tuple(source), t.dtype), where=tuple(where))
-
-    def leaf(node: Const | Index | Load) -> Scalar:
-        if isinstance(node, Load) and node.tensor == tensor:
-            at = {f"e{i}": e for i, e in enumerate(node.index)}
-            return replace(node, tensor=name, index=tuple(e.substitute(at) for e in place))
-        return node
-
-    ops = tuple(
-        simplified(replace(op, body=map_scalar(op.body, leaf)), constant_ranges(op)) if op.name in readers else op
-        for op in spec.ops
-    )
-    return spec.with_ops(
-        (*ops[:first], copy, *ops[first:]), (*spec.all_tensors, Tensor(name, t.dtype, tuple(map(entry, shape))))
-    )
-
-
-def _identity_on(tensor: Tensor, back: Sequence[Affine]) -> bool:
-    """Whether expressions of ``e0, e1, ...`` give every element of a tensor itself."""
-    names = [f"e{i}" for i in range(len(tensor.shape))]
-    spans = zip(map(Affine.dim, names), tensor.extents, strict=True)
-    box = Domain.make(names, [c for d, n in spans for c in (Constraint(d), Constraint(n - 1 - d))])
-    return all(box.implies(Constraint(b - Affine.dim(d), equality=True)) for d, b in zip(names, back, strict=True))
-
-
 def constant_ranges(op: Op) -> dict[str, tuple[int, int]]:
     """Return the inclusive ranges of the dims whose extents are numbers."""
     return {d: (0, e.const - 1) for d, e in zip(op.dims, op.extents, strict=True) if e.is_constant}
@@ -411,5 +256,5 @@ def widen_sums(spec: Spec) -> Spec:
             replace(op, name=wide, target=wide, body=Cast(op.body, "f32")),
             Op(store, dims, t.extents, t.name, cell, Cast(Load(wide, cell, "f32"), t.dtype)),
         )
-        spec = _replace_op(spec, op.name, ops, (Tensor(wide, "f32", t.shape),))
+        spec = replace_op(spec, op.name, ops, (Tensor(wide, "f32", t.shape),))
     return spec

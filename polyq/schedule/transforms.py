@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import wraps
 
 from polyq.affine import quantize as quantization
-from polyq.affine import rewrite, sums
+from polyq.affine import copies, fills, rewrite, sums
 from polyq.affine.dtypes import is_float
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint
@@ -135,15 +135,15 @@ def split_dim(plan: Plan, op: str, dim: str, factor: int, outer: str | None = No
 
 
 def shift(plan: Plan, op: str) -> Plan:
-    """Let dims that begin above 0 begin at 0 (see :func:`polyq.affine.rewrite.shift`)."""
+    """Let dims that begin above 0 begin at 0 (see :func:`polyq.affine.fills.shift`)."""
     plan.stage(op)
-    return plan.with_spec(rewrite.shift(plan.spec, op))
+    return plan.with_spec(fills.shift(plan.spec, op))
 
 
 def trim_fill(plan: Plan, op: str) -> Plan:
-    """Fill only what another op does not assign (see :func:`polyq.affine.rewrite.trim_fill`)."""
+    """Fill only what another op does not assign (see :func:`polyq.affine.fills.trim_fill`)."""
     plan.stage(op)
-    return plan.with_spec(rewrite.trim_fill(plan.spec, op))
+    return plan.with_spec(fills.trim_fill(plan.spec, op))
 
 
 def partial_sums(plan: Plan, op: str, keep: Sequence[str], tensor: str | None = None, outer: bool = False) -> Plan:
@@ -194,9 +194,9 @@ def copy_of(
     plan: Plan, tensor: str, readers: Sequence[str], shape: Sequence[Affine], dims: Sequence[str],
     source: Sequence[Affine], place: Sequence[Affine], name: str | None = None, where: Sequence[Constraint] = (),
 ) -> Plan:  # fmt: skip
-    """Let readers read a copy in another layout (see :func:`polyq.affine.rewrite.copy_of`)."""
+    """Let readers read a copy in another layout (see :func:`polyq.affine.copies.copy_of`)."""
     _tensor(plan.spec, tensor)
-    return plan.with_spec(rewrite.copy_of(plan.spec, tensor, readers, shape, dims, source, place, name, where))
+    return plan.with_spec(copies.copy_of(plan.spec, tensor, readers, shape, dims, source, place, name, where))
 
 
 def _is(value: object, annotation: str) -> bool:
