@@ -1,6 +1,6 @@
 """Rewrites from spec to spec.
 
-Each keeps the meaning of the program in exact arithmetic: ``split`` and ``inline`` and ``copy_of`` also keep every
+Each keeps the meaning of the program in exact arithmetic: ``split`` and ``inline`` also keep every
 rounding; ``partial_sums`` and ``factor`` change the order of a sum or move a factor out of it, so they need a numerics
 mode that allows it. Rewrites only ever add temporaries; inputs, outputs and their meaning stay.
 """

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 
-from polyq.affine import quantize as quantization
 from polyq.affine import copies, fills, rewrite, sums
+from polyq.affine import quantize as quantization
 from polyq.affine.dtypes import is_float
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, Constraint
