@@ -10,19 +10,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from math import prod
 
-from polyq.affine.dtypes import info, is_float
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, FloorDiv
+from polyq.affine.fills import begins, fill_is_hidden
 from polyq.affine.numbering import Form
-from polyq.affine.rewrite import begins, fill_is_hidden, inlinable
+from polyq.affine.rewrite import inlinable
 from polyq.affine.scalar import Apply, depth_of, walk
 from polyq.affine.spec import Op, Spec
 from polyq.schedule.alternatives import producers_of, weigh
-from polyq.schedule.axes import widest_dtype
 from polyq.schedule.choices import NO_CHOICES, Decisions, decide, deciding
 from polyq.schedule.cores import schedule_core
+from polyq.schedule.dividing import divide_sum, rows_first
 from polyq.schedule.draft import Draft, bounds_its_sum, plain_dim, size_of, typical, work_of
 from polyq.schedule.forms import told
 from polyq.schedule.groups import Group, group_of, without
@@ -37,12 +36,9 @@ from polyq.schedule.scans import schedule_scan
 from polyq.schedule.schedule import Schedule
 from polyq.schedule.sums import hoist
 from polyq.schedule.target import Target
-from polyq.schedule.tiles import stride
 
 __all__ = ["automatic", "checked", "choose", "choose_numbered", "weighed"]
 
-#: instances from which dividing a reduction among threads pays
-DIVIDED_WORK = 1 << 18
 #: how large a body may get by computing temporaries where they are read (it doubles where a value is used twice), and
 #: how deep: every walk over a body is a recursion
 MOST_NODES, MOST_DEPTH = 512, 128
@@ -185,12 +181,12 @@ def inline_producers(draft: Draft) -> None:
             assumed = _assumed(draft.spec, writer, tensor)
             draft.do("inline", tensor=tensor)
             draft.note(
-                f"{tensor}: computed where it is read, {factor:g} times a cell{assumed}; "
+                f"{tensor}: computed where it is read, {_times(factor)} a cell{assumed}; "
                 f"storing it would move {cells} cells twice"
             )
         else:
             draft.note(
-                f"{tensor}: kept, since each cell is read {factor:g} times and costs {costly} divisions or functions",
+                f"{tensor}: kept, since each cell is read {_times(factor)} and costs {costly} divisions or functions",
                 [f"computed where it is read: {reads} times in all, not {cells}{_assumed(draft.spec, writer, tensor)}"],
             )
 
@@ -204,6 +200,10 @@ def _outgrows(spec: Spec, writer: Op) -> bool:
         if whole > MOST_NODES or depth_of(op.body) + depth > MOST_DEPTH:
             return True
     return False
+
+
+def _times(factor: float) -> str:
+    return "once" if factor == 1 else "twice" if factor == 2 else f"{factor:g} times"
 
 
 def _assumed(spec: Spec, writer: Op, tensor: str) -> str:
@@ -235,8 +235,8 @@ def _divisors(op: Op, dim: str) -> set[int]:
 # ---- one result
 def _schedule_result(draft: Draft, op: Op, handled: set[str]) -> set[str]:
     """Schedule what computes ``op.target``; return the ops that are settled."""
-    _rows_first(draft, op.target)
-    _divide_sum(draft, op.target)
+    rows_first(draft, op.target)
+    divide_sum(draft, op.target)
     writers = draft.spec.writers(op.target)
     if op.target not in draft.private and _simple(writers) and any(o.reduce is not None for o in writers):
         before = {t.name for t in draft.spec.all_tensors}
@@ -271,77 +271,6 @@ def _together(draft: Draft, root: Op, group: Group) -> Group:
         ):
             group = without(draft.spec, root, group, member.tensor)
     return group
-
-
-def _divide_sum(draft: Draft, tensor: str) -> None:
-    """A long reduction to few cells is divided among threads: each sums a part, then the parts are combined."""
-    for op in draft.spec.writers(tensor):
-        exact = not is_float(draft.spec.tensor(tensor).dtype) or op.reduce in ("min", "max")
-        if (
-            op.reduce is None
-            or op.where
-            or tensor in draft.divided
-            or draft.target.cores < 2
-            or not (exact or draft.relaxed)
-        ):
-            continue
-        cells = work_of(op) // max(1, prod(size_of(op.extent(d)) for d in op.reduced))
-        long = [d for d in op.dims if d in op.reduced and op.extent(d).is_constant]
-        if cells >= 4 * draft.target.cores or work_of(op) < DIVIDED_WORK or not long:
-            continue
-        dim = max(long, key=lambda d: (size_of(op.extent(d)) >= 4 * draft.target.cores, -op.dims.index(d)))
-        parts = 2 * draft.target.cores
-        chunk = next((c for c in range(size_of(op.extent(dim)) // parts, 0, -1) if size_of(op.extent(dim)) % c == 0), 0)
-        if chunk == 0 or size_of(op.extent(dim)) // chunk > 64 * parts:
-            continue
-        draft.do("split_dim", op=op.name, dim=dim, factor=chunk, outer=f"{dim}p", inner=f"{dim}c")
-        before = {t.name for t in draft.spec.all_tensors}
-        draft.do("partial_sums", op=op.name, keep=(f"{dim}p",))
-        draft.divided |= {tensor, *({t.name for t in draft.spec.all_tensors} - before)}
-        draft.note(
-            f"{tensor}: {size_of(op.extent(dim)) // chunk} partial results along {dim}, so that threads share the work"
-        )
-
-
-def _rows_first(draft: Draft, tensor: str) -> None:
-    """Sum rows of a matrix in the order in which they lie, each thread a part of them, into a row of its own.
-
-    Lanes of the result would walk columns: one line of each row, a page apart.
-    """
-    for op in draft.spec.writers(tensor):
-        packed = info(draft.spec.tensor(tensor).dtype).packed  # bytes would be shared by lanes and by threads
-        dim = plain_dim(op.index[-1]) if len(op.index) == 1 and not packed else None
-        exact = not is_float(draft.spec.tensor(tensor).dtype) or op.reduce in ("min", "max")
-        if dim is None or op.reduce is None or op.where or tensor in draft.divided or not (exact or draft.relaxed):
-            continue
-        rows = [d for d in op.reduced if op.extent(d).is_constant and size_of(op.extent(d)) >= 16 * draft.target.cores]
-        whole = [r for r in op.reads if {d for e in r.index for d in e.dims()} == set(op.dims) and stride(r, dim) == 1]
-        width = size_of(op.extent(dim)) * max(info(draft.spec.tensor(tensor).dtype).bits // 8, 1)
-        if not rows or rows[0] != op.reduced[0] or len(whole) != 1 or not 2048 <= width <= draft.target.l2 // 4:
-            continue
-        size = size_of(op.extent(rows[0]))
-        chunk = next((c for c in range(size // draft.target.cores, 15, -1) if size % c == 0 and c % 4 == 0), 0)
-        if not op.extent(dim).is_constant or chunk == 0 or draft.target.lanes("f32") < 2:
-            continue
-        _place_rows(draft, op, rows[0], dim, chunk)
-        draft.divided.add(tensor)
-        draft.note(f"{tensor}: rows are summed in the order in which they lie, {size // chunk} parts side by side")
-
-
-def _place_rows(draft: Draft, op: Op, row: str, dim: str, chunk: int) -> None:
-    draft.do("split_dim", op=op.name, dim=row, factor=chunk, outer=f"{row}p", inner=f"{row}c")
-    made = draft.do("partial_sums", op=op.name, keep=(f"{row}p",), outer=True)
-    part = next(o for o in map(draft.spec.op, made) if o.reduce is not None)
-    draft.private.add(part.target)
-    lanes = draft.target.lanes(widest_dtype(draft, part))
-    for name in (f"{part.name}.init", part.name):
-        draft.do("split", op=name, axis=dim, factor=lanes, outer=f"{dim}b", inner=f"{dim}v")
-        draft.do("mark", op=name, axis=f"{dim}v", kind="vector")
-        draft.do("mark", op=name, axis=f"{row}p", kind="parallel")
-    draft.do("split", op=part.name, axis=f"{row}c", factor=4, outer=f"{row}o", inner=f"{row}i")
-    draft.do("mark", op=part.name, axis=f"{row}i", kind="unroll")
-    rest = [d for d in part.dims if d not in (f"{row}p", f"{row}c", dim)]
-    draft.order(part.name, [f"{row}p", f"{row}o", *rest, f"{dim}b", f"{row}i", f"{dim}v"])
 
 
 def _simple(writers: tuple[Op, ...]) -> bool:

@@ -9,11 +9,12 @@ from polyq.affine import dtypes
 from polyq.affine.expr import Dim
 from polyq.affine.spec import Op
 from polyq.schedule.axes import ask_early, share_among_threads, split_lanes, widest_dtype
+from polyq.schedule.dividing import divide_total
 from polyq.schedule.draft import Draft, moved_dim, plain_dim, size_of
 from polyq.schedule.frame import needs_guard
 from polyq.schedule.groups import Group
 from polyq.schedule.sums import arrange, sum_in_lanes
-from polyq.schedule.tiles import choose_tile
+from polyq.schedule.tiles import Tile, choose_tile
 
 #: how far ahead lines of an input are asked for that is read once, in order
 EARLY_BYTES = 2048
@@ -88,10 +89,25 @@ def schedule_total(draft: Draft, op: Op) -> bool:
     tile = choose_tile(draft, op, frozenset())
     if tile is None or not tile.reduced or tile.fields > 1:
         return False
-    for name in [*sum_in_lanes(draft, op, tile), op.name]:
+    parts = sum_in_lanes(draft, op, tile)
+    pieces = divide_total(draft, max(parts, key=lambda n: len(draft.spec.op(n).dims)))
+    for name in [*parts, op.name]:
         arrange(draft, name, tile)
+    if pieces:
+        _place_pieces(draft, pieces, tile)
     draft.note(f"{op.target}: {tile}, in one total")
     return True
+
+
+def _place_pieces(draft: Draft, pieces: list[str], tile: Tile) -> None:
+    """Sum each piece in registers, inside the loop that threads share; its result is stored once."""
+    host = draft.spec.op(pieces[-1])
+    for name in pieces[:-1]:
+        draft.do("fuse", producer=name, into=host.name, at=host.dims[0])
+        arrange(draft, name, tile)
+    for axis in host.dims[1:]:
+        draft.do("mark", op=host.name, axis=axis, kind="vector" if axis == f"{tile.dim}l" else "unroll")
+    draft.do("mark", op=host.name, axis=host.dims[0], kind="parallel")
 
 
 def _side_by_side(op: Op, result: list[str]) -> str | None:
