@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 
 import numpy as np
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from polyq.affine.arrays import random_arrays
 from polyq.affine.notation import parse
 from polyq.affine.spec import Spec
 
-__all__ = ["RandomSpec", "random_specs"]
+__all__ = ["RandomSpec", "random_spec", "random_specs"]
 
 DIMS = ("i", "j", "k", "l")
 
@@ -36,17 +37,52 @@ class RandomSpec:
         return random_arrays(self.spec(), {}, seed)
 
 
-class _Builder:
-    """The statements so far, and which of their results may be read everywhere."""
+class _Drawn:
+    """Choices that hypothesis makes."""
 
     def __init__(self, draw: Callable) -> None:
         self.draw = draw
-        self.lines: list[str] = []
-        self.inputs: list[tuple[str, str, tuple[int, ...]]] = []
-        self.readable: dict[str, tuple[str, tuple[int, ...]]] = {}
 
     def one_of(self, *values):
         return self.draw(st.sampled_from(values))
+
+    def flag(self) -> bool:
+        return self.draw(st.booleans())
+
+    def number(self, low: int, high: int) -> int:
+        return self.draw(st.integers(low, high))
+
+    def order(self, values: list[str]) -> list[str]:
+        return self.draw(st.permutations(values))
+
+
+class _Rolled:
+    """The same choices by a seeded generator: for tools that run outside of tests."""
+
+    def __init__(self, r: Random) -> None:
+        self.r = r
+
+    def one_of(self, *values):
+        return self.r.choice(values)
+
+    def flag(self) -> bool:
+        return self.r.random() < 0.5
+
+    def number(self, low: int, high: int) -> int:
+        return self.r.randint(low, high)
+
+    def order(self, values: list[str]) -> list[str]:
+        return self.r.sample(values, len(values))
+
+
+class _Builder:
+    """The statements so far, and which of their results may be read everywhere; extents are at most ``most``."""
+
+    def __init__(self, choices: _Drawn | _Rolled, most: int = 6) -> None:
+        self.choices, self.one_of, self.most = choices, choices.one_of, most
+        self.lines: list[str] = []
+        self.inputs: list[tuple[str, str, tuple[int, ...]]] = []
+        self.readable: dict[str, tuple[str, tuple[int, ...]]] = {}
 
     # ---- subscripts
     def subscript(self, sizes: dict[str, int]) -> tuple[str, int]:
@@ -72,7 +108,7 @@ class _Builder:
 
     def load(self, sizes: dict[str, int], dtype: str) -> str:
         """Return a load, cast to ``dtype``, of a new input or of an earlier result."""
-        if self.readable and self.draw(st.booleans()):
+        if self.readable and self.choices.flag():
             name = self.one_of(*self.readable)
             source, shape = self.readable[name]
             index = [self.within(sizes, n) for n in shape]
@@ -107,7 +143,7 @@ class _Builder:
     # ---- statements
     def statement(self) -> None:
         dims = DIMS[: self.one_of(1, 2, 2, 3, 3, 4)]
-        sizes = {d: self.draw(st.integers(1, 6 if len(dims) < 4 else 3)) for d in dims}
+        sizes = {d: self.choices.number(1, self.most if len(dims) < 4 else (self.most + 1) // 2) for d in dims}
         dtype = self.one_of("f32", "f32", "i32")
         name = f"t{len(self.lines)}"
         body = self.body(sizes, dtype)
@@ -117,7 +153,7 @@ class _Builder:
             wheres.append(f"{dims[0]} <= {dims[-1]}" if len(dims) > 1 else f"{dims[0]} >= 1")
         elif cut == "band":
             wheres.append(f"{' + '.join(dims)} < {self.one_of(2, 4, 6)}")
-        if self.draw(st.booleans()):
+        if self.choices.flag():
             self.reduction(name, dtype, sizes, body, wheres, cut)
         else:
             self.assignment(name, dtype, sizes, body, wheres, cut)
@@ -137,8 +173,8 @@ class _Builder:
             self.readable[name] = (dtype, tuple(end for _, end in subscripts))
 
     def assignment(self, name: str, dtype: str, sizes: dict[str, int], body: str, wheres: list[str], cut: str | None) -> None:
-        order = self.draw(st.permutations(list(sizes)))
-        dense = self.draw(st.booleans())
+        order = self.choices.order(list(sizes))
+        dense = self.choices.flag()
         index = [d if dense else self.one_of(d, f"{sizes[d] - 1} - {d}", f"2*{d}", f"{d} + 1") for d in order]
         self.lines.append(f"{name}[{', '.join(index)}] = {body} where {', '.join(wheres)}")
         if cut is not None or not dense:
@@ -155,7 +191,15 @@ class _Builder:
 @st.composite
 def random_specs(draw: Callable, statements: int = 3) -> RandomSpec:
     """Draw a valid spec of up to ``statements`` statements (a recurrence counts with what it continues)."""
-    builder = _Builder(draw)
+    builder = _Builder(_Drawn(draw))
     for _ in range(draw(st.integers(1, statements))):
+        builder.statement()
+    return RandomSpec("\n".join(builder.lines), tuple(builder.inputs))
+
+
+def random_spec(r: Random, statements: int = 3, most: int = 6) -> RandomSpec:
+    """Return such a spec that only the state of ``r`` determines, of extents up to ``most``."""
+    builder = _Builder(_Rolled(r), most)
+    for _ in range(r.randint(1, statements)):
         builder.statement()
     return RandomSpec("\n".join(builder.lines), tuple(builder.inputs))

@@ -102,7 +102,7 @@ def _caught(folder: Path, name: str) -> bool:
     work = folder / name.replace(" ", "-")
     work.mkdir()
     module = Module("broken", source, ("a",), ("n",))
-    return said in _execute(work, module, [np.zeros(8, np.uint8)], [8], 1)[0]
+    return said in execute(work, module, [np.zeros(8, np.uint8)], [8], 1)[0]
 
 
 def _check(folder: Path, name: str, numerics: str, target: str) -> str:
@@ -118,11 +118,11 @@ def _check(folder: Path, name: str, numerics: str, target: str) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     given = random_arrays(spec, params, seed=3)
-    buffers = [_buffer(spec, given, buffer, params) for buffer in module.buffers]
+    buffers = [buffer_before(spec, given, buffer, params) for buffer in module.buffers]
     expected = polyq.interpret(spec, **given, **params)
     values = expected if isinstance(expected, tuple) else (expected,)
     for threads in (1, 2):
-        problem, results = _execute(work, module, buffers, [params[p] for p in module.params], threads)
+        problem, results = execute(work, module, buffers, [params[p] for p in module.params], threads)
         if problem:
             return f"{threads} threads: {problem}"
         for tensor, value in zip(spec.outputs, values, strict=True):
@@ -132,7 +132,7 @@ def _check(folder: Path, name: str, numerics: str, target: str) -> str:
     return ""
 
 
-def _buffer(spec: polyq.Spec, given: dict[str, Array], name: str, params: dict[str, int]) -> Array:
+def buffer_before(spec: polyq.Spec, given: dict[str, Array], name: str, params: dict[str, int]) -> Array:
     """Return a buffer's bytes before the call; an output holds rubbish."""
     if name in given:
         value = given[name]
@@ -142,7 +142,7 @@ def _buffer(spec: polyq.Spec, given: dict[str, Array], name: str, params: dict[s
     return np.full(size, 0xA5, np.uint8)
 
 
-def _execute(
+def execute(
     work: Path, module: Module, buffers: list[Array], params: list[int], threads: int
 ) -> tuple[str, list[Array]]:
     """Build once, run, and return what the sanitizers said (its first lines) and all buffers afterwards."""
