@@ -7,13 +7,10 @@ op in generic form (``"tensor.pad"(...)``) reads alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 from xdsl.dialects.builtin import (
-    ArrayAttr,
-    DenseArrayBase,
     DenseResourceAttr,
     DictionaryAttr,
     FloatAttr,
@@ -23,146 +20,39 @@ from xdsl.dialects.builtin import (
     TensorType,
     i64,
 )
-from xdsl.ir import Attribute, Operation, Region, SSAValue
-from xdsl.parser import Parser
+from xdsl.ir import Attribute, SSAValue
+
+from polyq.affine.mlir.syntax import (
+    Parts,
+    PlainOp,
+    read_attributes,
+    read_dims,
+    read_group,
+    read_mixed,
+    read_operands,
+    read_results,
+    read_types,
+)  # fmt: skip
+from polyq.affine.mlir.tensor_syntax import TENSOR_SYNTAX
 
 if TYPE_CHECKING:
     from polyq.affine.mlir.source import TextParser
 
-__all__ = ["DYNAMIC", "OPERATIONS", "SCALAR_NAMES", "PlainOp", "attribute", "integers", "texts"]
-
-#: how MLIR writes a dynamic entry of a list of offsets and sizes: the least 64-bit integer
-DYNAMIC = -(1 << 63)
-
-
-@dataclass(slots=True)
-class Parts:
-    """What the text of one op holds."""
-
-    operands: list[SSAValue] = field(default_factory=lambda: [])
-    results: list[Attribute] = field(default_factory=lambda: [])
-    attributes: dict[str, Attribute] = field(default_factory=lambda: {})
-    regions: list[Region] = field(default_factory=lambda: [])
-
-    def segments(self, *sizes: int) -> None:
-        """Note how many operands each group of them has."""
-        self.attributes["operandSegmentSizes"] = numbers(sizes)
-
-
-class PlainOp(Operation):
-    """An op that is its parts; the dialects below are subclasses that differ in their name and syntax."""
-
-    name: ClassVar[str] = "polyq.plain"
-    syntax: ClassVar[Callable[[TextParser, Parts], None]]
-
-    @classmethod
-    def parse(cls, parser: Parser) -> PlainOp:
-        """Parse what follows the name of the op."""
-        parts = Parts()
-        cls.syntax(cast("TextParser", parser), parts)
-        return cast("Any", cls).create(
-            operands=parts.operands, result_types=parts.results, attributes=parts.attributes, regions=parts.regions
-        )
-
-
-# ---- attributes
-def numbers(values: Iterable[int]) -> DenseArrayBase:
-    """Return ``array<i64: ...>``."""
-    return DenseArrayBase.from_list(i64, list(values))
-
-
-def attribute(op: Operation, name: str) -> Attribute | None:
-    """Return an attribute or a property of an op."""
-    return op.properties.get(name, op.attributes.get(name))
-
-
-def integers(value: Attribute | None) -> tuple[int, ...]:
-    """Return the integers of a list in any of MLIR's forms: ``array<..>``, ``dense<..>``, ``[1, 2]``, ``1``."""
-    if value is None:
-        return ()
-    if isinstance(value, IntegerAttr):
-        return (value.value.data,)
-    if isinstance(value, ArrayAttr):
-        return tuple(n for entry in cast("ArrayAttr[Attribute]", value) for n in integers(entry))
-    return tuple(cast("Any", value).get_values())
-
-
-def texts(value: Attribute | None) -> tuple[str, ...]:
-    """Return the words of a list of strings or of enum attributes such as ``#linalg.iterator_type<parallel>``."""
-    if isinstance(value, ArrayAttr):
-        return tuple(t for entry in cast("ArrayAttr[Attribute]", value) for t in texts(entry))
-    if isinstance(value, StringAttr):
-        return (value.data,)
-    return () if value is None else (str(value).rpartition("<")[2].rstrip(">"),)
-
-
-# ---- pieces of syntax
-def _types(p: TextParser) -> list[Attribute]:
-    return p.parse_comma_separated_list(p.Delimiter.NONE, p.parse_type)
-
-
-def _operands(p: TextParser) -> list[SSAValue]:
-    """Parse ``%a, %b : type, type``."""
-    start = p.pos
-    names = p.parse_comma_separated_list(p.Delimiter.NONE, p.parse_unresolved_operand)
-    p.word(":")
-    return list(p.resolve_operands(names, _types(p), start))
-
-
-def _group(p: TextParser, word: str) -> list[SSAValue]:
-    """Parse ``ins(%a, %b : type, type)`` if it stands there."""
-    if p.parse_optional_characters(word) is None:
-        return []
-    p.word("(")
-    found = [] if p.at(")") else _operands(p)
-    p.word(")")
-    return found
-
-
-def _results(p: TextParser) -> list[Attribute]:
-    """Parse ``-> type``, ``-> type, type`` or ``-> (type, type)`` if it stands there."""
-    if p.parse_optional_characters("->") is None:
-        return []
-    return p.parse_comma_separated_list(p.Delimiter.PAREN, p.parse_type) if p.at("(") else _types(p)
-
-
-def _dims(p: TextParser) -> DenseArrayBase:
-    return numbers(p.parse_comma_separated_list(p.Delimiter.SQUARE, p.parse_integer))
-
-
-def _reassociation(p: TextParser) -> ArrayAttr[Any]:
-    return ArrayAttr(p.parse_comma_separated_list(p.Delimiter.SQUARE, lambda: _dims(p)))
-
-
-def _mixed(p: TextParser, operands: list[SSAValue]) -> DenseArrayBase:
-    """Parse ``[1, %x, 2]``: numbers, and values of type index, which join ``operands``."""
-
-    def entry() -> int:
-        value = p.parse_optional_unresolved_operand()
-        if value is None:
-            return p.parse_integer()
-        operands.append(p.resolve_operand(value, IndexType()))
-        return DYNAMIC
-
-    return numbers(p.parse_comma_separated_list(p.Delimiter.SQUARE, entry))
-
-
-def _attributes(p: TextParser, parts: Parts) -> None:
-    parts.attributes.update(p.parse_optional_attr_dict())
+__all__ = ["OPERATIONS", "SCALAR_NAMES"]
 
 
 # ---- linalg
 def _structured(p: TextParser, parts: Parts) -> None:
     """Parse ``clauses ins(..) outs(..) clauses {region}? (-> types)?``, the form of nearly all of linalg."""
     _clauses(p, parts, shorthand=True)
-    ins, outs = _group(p, "ins"), _group(p, "outs")
+    ins, outs = read_group(p, "ins"), read_group(p, "outs")
     parts.operands = [*ins, *outs]
     parts.segments(len(ins), len(outs))
     arguments = _clauses(p, parts, shorthand=False)
     region = p.parse_optional_region(arguments) if arguments is not None or p.at("{") else None
     if region is not None:
         parts.regions.append(region)
-    parts.results = _results(p)
+    parts.results = read_results(p)
     if not parts.results:  # transpose, broadcast, reduce and map: the results are what the outs are
         parts.results = [o.type for o in outs if isinstance(o.type, TensorType)]
 
@@ -173,12 +63,12 @@ def _clauses(p: TextParser, parts: Parts, *, shorthand: bool) -> list[Any] | Non
     while True:
         if p.at("{") and shorthand:
             if not _shorthand(p, parts):
-                _attributes(p, parts)
+                read_attributes(p, parts)
         elif p.at("(") and not shorthand:
             arguments = p.parse_comma_separated_list(p.Delimiter.PAREN, p.parse_argument)
         elif p.parse_optional_characters("attrs") is not None:
             p.word("=")
-            _attributes(p, parts)
+            read_attributes(p, parts)
         elif (name := _clause_name(p)) is not None:
             if p.parse_optional_characters("(") is not None:  # dimension(1)
                 parts.attributes[name] = IntegerAttr(p.parse_integer(), i64)
@@ -212,15 +102,15 @@ def _shorthand(p: TextParser, parts: Parts) -> bool:
 
 def _index(p: TextParser, parts: Parts) -> None:
     parts.attributes["dim"] = IntegerAttr(p.parse_integer(), i64)
-    _attributes(p, parts)
+    read_attributes(p, parts)
     p.word(":")
     parts.results = [p.parse_type()]
 
 
 def _terminator(p: TextParser, parts: Parts) -> None:
-    _attributes(p, parts)
+    read_attributes(p, parts)
     if p.parse_optional_characters("(") is not None:  # never written by MLIR, but by people
-        parts.operands = _operands(p)
+        parts.operands = read_operands(p)
         p.word(")")
         return
     start = p.pos
@@ -229,7 +119,7 @@ def _terminator(p: TextParser, parts: Parts) -> None:
     )
     if names:
         p.word(":")
-        parts.operands = list(p.resolve_operands(names, _types(p), start))
+        parts.operands = list(p.resolve_operands(names, read_types(p), start))
 
 
 def _pack(p: TextParser, parts: Parts) -> None:
@@ -243,17 +133,17 @@ def _pack(p: TextParser, parts: Parts) -> None:
         p.word(")")
     if p.parse_optional_characters("outer_dims_perm") is not None:
         p.word("=")
-        parts.attributes["outer_dims_perm"] = _dims(p)
+        parts.attributes["outer_dims_perm"] = read_dims(p)
     p.word("inner_dims_pos")
     p.word("=")
-    parts.attributes["inner_dims_pos"] = _dims(p)
+    parts.attributes["inner_dims_pos"] = read_dims(p)
     p.word("inner_tiles")
     p.word("=")
     tiles: list[SSAValue] = []
-    parts.attributes["static_inner_tiles"] = _mixed(p, tiles)
+    parts.attributes["static_inner_tiles"] = read_mixed(p, tiles)
     p.word("into")
     target = p.parse_unresolved_operand()
-    _attributes(p, parts)
+    read_attributes(p, parts)
     p.word(":")
     parts.operands = [p.resolve_operand(source, p.parse_type())]
     p.word("->")
@@ -265,162 +155,11 @@ def _pack(p: TextParser, parts: Parts) -> None:
     parts.segments(1, 1, int(padding is not None), len(tiles))
 
 
-# ---- tensor
-def _empty(p: TextParser, parts: Parts) -> None:
-    sizes = p.parse_comma_separated_list(p.Delimiter.PAREN, p.parse_unresolved_operand)
-    parts.operands = [p.resolve_operand(size, IndexType()) for size in sizes]
-    _attributes(p, parts)
-    p.word(":")
-    parts.results = [p.parse_type()]
-
-
-def _converted(p: TextParser, parts: Parts, word: str) -> None:
-    """Parse ``attributes : type word type`` for an op whose only operand so far waits in ``parts``."""
-    _attributes(p, parts)
-    p.word(":")
-    parts.operands.insert(0, p.resolve_operand(cast("Any", parts.operands.pop(0)), p.parse_type()))
-    p.word(word)
-    parts.results = [p.parse_type()]
-
-
-def _waiting(p: TextParser, parts: Parts) -> None:
-    """Take an operand whose type comes later."""
-    parts.operands = [cast("SSAValue", cast("object", p.parse_unresolved_operand()))]
-
-
-def _collapse(p: TextParser, parts: Parts) -> None:
-    _waiting(p, parts)
-    parts.attributes["reassociation"] = _reassociation(p)
-    _converted(p, parts, "into")
-
-
-def _expand(p: TextParser, parts: Parts) -> None:
-    _waiting(p, parts)
-    parts.attributes["reassociation"] = _reassociation(p)
-    sizes: list[SSAValue] = []
-    if p.parse_optional_characters("output_shape") is not None:
-        parts.attributes["static_output_shape"] = _mixed(p, sizes)
-    _converted(p, parts, "into")
-    parts.operands += sizes
-
-
-def _cast(p: TextParser, parts: Parts) -> None:
-    _waiting(p, parts)
-    _converted(p, parts, "to")
-
-
-def _ranges(p: TextParser, parts: Parts, first: int) -> None:
-    """Parse ``[offsets] [sizes] [strides]``; ``first`` operands stand before them."""
-    groups: list[list[SSAValue]] = []
-    for name in ("static_offsets", "static_sizes", "static_strides"):
-        groups.append([])
-        parts.attributes[name] = _mixed(p, groups[-1])
-    parts.operands += [value for group in groups for value in group]
-    parts.segments(*[1] * first, *map(len, groups))
-
-
-def _extract_slice(p: TextParser, parts: Parts) -> None:
-    _waiting(p, parts)
-    _ranges(p, parts, 1)
-    _converted(p, parts, "to")
-
-
-def _insert_slice(p: TextParser, parts: Parts) -> None:
-    source = p.parse_unresolved_operand()
-    p.word("into")
-    target = p.parse_unresolved_operand()
-    _ranges(p, parts, 2)
-    _attributes(p, parts)
-    p.word(":")
-    left = p.resolve_operand(source, p.parse_type())
-    p.word("into")
-    parts.results = [p.parse_type()]
-    parts.operands = [left, p.resolve_operand(target, parts.results[0]), *parts.operands]
-
-
-def _pad(p: TextParser, parts: Parts) -> None:
-    _waiting(p, parts)
-    p.parse_optional_characters("nofold")
-    groups: list[list[SSAValue]] = []
-    for word in ("low", "high"):
-        p.word(word)
-        groups.append([])
-        parts.attributes[f"static_{word}"] = _mixed(p, groups[-1])
-    parts.segments(1, *map(len, groups))
-    parts.regions = [p.parse_region()]
-    parts.operands += [value for group in groups for value in group]
-    _converted(p, parts, "to")
-
-
-def _concat(p: TextParser, parts: Parts) -> None:
-    p.word("dim")
-    p.word("(")
-    parts.attributes["dim"] = IntegerAttr(p.parse_integer(), i64)
-    p.word(")")
-    start = p.pos
-    names = p.parse_comma_separated_list(p.Delimiter.NONE, p.parse_unresolved_operand)
-    _attributes(p, parts)
-    p.word(":")
-    types = p.parse_comma_separated_list(p.Delimiter.PAREN, p.parse_type)
-    parts.operands = list(p.resolve_operands(names, types, start))
-    p.word("->")
-    parts.results = [p.parse_type()]
-
-
-def _splat(p: TextParser, parts: Parts) -> None:
-    value = p.parse_unresolved_operand()
-    sizes: list[SSAValue] = []
-    if p.at("["):
-        _mixed(p, sizes)
-    _attributes(p, parts)
-    p.word(":")
-    parts.results = [p.parse_type()]
-    element = cast("TensorType[Any]", parts.results[0]).element_type
-    parts.operands = [p.resolve_operand(value, element), *sizes]
-
-
-def _from_elements(p: TextParser, parts: Parts) -> None:
-    names = p.parse_comma_separated_list(p.Delimiter.NONE, p.parse_unresolved_operand)
-    p.word(":")
-    parts.results = [p.parse_type()]
-    element = cast("TensorType[Any]", parts.results[0]).element_type
-    parts.operands = [p.resolve_operand(name, element) for name in names]
-
-
-def _dim(p: TextParser, parts: Parts) -> None:
-    names = [p.parse_unresolved_operand()]
-    p.word(",")
-    names.append(p.parse_unresolved_operand())
-    p.word(":")
-    parts.operands = [p.resolve_operand(names[0], p.parse_type()), p.resolve_operand(names[1], IndexType())]
-    parts.results = [IndexType()]
-
-
-def _extract(p: TextParser, parts: Parts) -> None:
-    source = p.parse_unresolved_operand()
-    index: list[SSAValue] = []
-    _mixed(p, index)
-    p.word(":")
-    kind = p.parse_type()
-    parts.operands = [p.resolve_operand(source, kind), *index]
-    parts.results = [cast("TensorType[Any]", kind).element_type]
-
-
-def _generate(p: TextParser, parts: Parts) -> None:
-    names = p.parse_optional_undelimited_comma_separated_list(
-        p.parse_optional_unresolved_operand, p.parse_unresolved_operand
-    )
-    parts.operands = [p.resolve_operand(name, IndexType()) for name in names or ()]
-    parts.regions = [p.parse_region()]
-    p.word(":")
-    parts.results = [p.parse_type()]
-
-
 # ---- flow, arith
 def _region(p: TextParser, parts: Parts) -> None:
     """Parse ``flow.dispatch.region[workload] -> (types) {..} count(..) -> (..) {..}``."""
     if p.at("["):
-        _mixed(p, parts.operands)
+        read_mixed(p, parts.operands)
     p.word("->")
 
     def result() -> Attribute:
@@ -433,16 +172,16 @@ def _region(p: TextParser, parts: Parts) -> None:
     i = IndexType()
     parts.results = p.parse_comma_separated_list(p.Delimiter.PAREN, result) if p.at("(") else [result()]
     if p.parse_optional_characters("attributes") is not None:
-        _attributes(p, parts)
+        read_attributes(p, parts)
     parts.regions = [p.parse_region()]
     if p.parse_optional_characters("count") is not None:
         arguments = p.parse_comma_separated_list(p.Delimiter.PAREN, p.parse_argument)
-        _results(p)
+        read_results(p)
         p.parse_region(arguments)
 
 
 def _constant(p: TextParser, parts: Parts) -> None:
-    _attributes(p, parts)
+    read_attributes(p, parts)
     value = p.parse_attribute()
     parts.attributes["value"] = value
     if isinstance(value, (IntegerAttr, FloatAttr)):
@@ -462,7 +201,7 @@ def _elementwise(p: TextParser, parts: Parts) -> None:
     names = p.parse_comma_separated_list(p.Delimiter.NONE, p.parse_unresolved_operand)
     if p.parse_optional_characters("fastmath") is not None:
         p.parse_attribute()
-    _attributes(p, parts)
+    read_attributes(p, parts)
     p.word(":")
     kind = p.parse_type()
     parts.operands = list(p.resolve_operands(names, [kind] * len(names), start))
@@ -494,19 +233,7 @@ _SYNTAX: dict[str, Callable[[Any, Parts], None]] = {
     "linalg.index": _index,
     "linalg.yield": _terminator,
     **{f"{dialect}.{name}": _pack for dialect in ("tensor", "linalg") for name in ("pack", "unpack")},
-    "tensor.cast": _cast,
-    "tensor.collapse_shape": _collapse,
-    "tensor.concat": _concat,
-    "tensor.dim": _dim,
-    "tensor.empty": _empty,
-    "tensor.expand_shape": _expand,
-    "tensor.extract": _extract,
-    "tensor.extract_slice": _extract_slice,
-    "tensor.from_elements": _from_elements,
-    "tensor.generate": _generate,
-    "tensor.insert_slice": _insert_slice,
-    "tensor.pad": _pad,
-    "tensor.splat": _splat,
+    **TENSOR_SYNTAX,
     "tensor.yield": _terminator,
     "flow.dispatch.region": _region,
     "flow.return": _terminator,

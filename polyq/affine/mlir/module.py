@@ -12,10 +12,11 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine
 from polyq.affine.extents import Shape
-from polyq.affine.mlir.dialects import DYNAMIC, attribute, integers, texts
+from polyq.affine.mlir.casts import number
 from polyq.affine.mlir.draft import Draft, Written, located
-from polyq.affine.mlir.scalars import CASTS, SCALAR_OPS, number
+from polyq.affine.mlir.scalars import CASTS, SCALAR_OPS
 from polyq.affine.mlir.source import Module
+from polyq.affine.mlir.syntax import DYNAMIC, attribute, integers, texts
 from polyq.affine.mlir.tiles import merge_tiles
 from polyq.affine.mlir.types import dtype_of, is_signless, is_tensor, noted_dtype, sizes_of
 from polyq.affine.mlir.values import Uniform, Value, View

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine
-from polyq.affine.mlir.scalars import SCALAR_OPS, convert, number, power
+from polyq.affine.mlir.casts import convert, number
+from polyq.affine.mlir.scalars import SCALAR_OPS, power
 from polyq.affine.scalar import Scalar, apply
 
 __all__ = ["Relation", "contraction", "elementwise", "relation_of"]

@@ -8,7 +8,7 @@ from polyq.affine import dtypes
 from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine, Constraint, Dim
 from polyq.affine.extents import Shape, at_most
-from polyq.affine.mlir.scalars import number
+from polyq.affine.mlir.casts import number
 from polyq.affine.scalar import Apply, Cast, Const, Index, Load, Scalar, apply, format_scalar, walk
 
 __all__ = ["guarded", "reduction", "tightened"]

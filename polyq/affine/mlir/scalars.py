@@ -12,58 +12,11 @@ from collections.abc import Callable, Sequence
 from polyq.affine import dtypes
 from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine, FloorDiv
+from polyq.affine.mlir.bitwise import bit_and, bit_or, bit_xor, shift
+from polyq.affine.mlir.casts import Rule, cast, extended, number, select, unsigned, zero
 from polyq.affine.scalar import Apply, Cast, Const, Index, Scalar, apply
 
-__all__ = ["CASTS", "SCALAR_OPS", "convert", "number", "power"]
-
-#: operands, the dtype of the result, the predicate of a comparison -> the result
-Rule = Callable[[Sequence[Scalar], str, str], Scalar]
-
-
-def number(value: float, dtype: str) -> Const:
-    """Return a constant of a dtype; integers are taken modulo its range."""
-    if dtypes.is_float(dtype):
-        return Const(float(value), dtype)
-    if dtype == "bool":
-        return Const(bool(value), dtype)
-    low, high = dtypes.value_range(dtype)
-    return Const((int(value) - low) % (high - low + 1) + low, dtype)
-
-
-def cast(s: Scalar, dtype: str) -> Scalar:
-    """Return ``s`` as ``dtype``; constants are converted at once where that is exact."""
-    if s.dtype == dtype:
-        return s
-    if isinstance(s, Const) and not dtypes.is_float(s.dtype) and not dtypes.is_float(dtype) and dtype != "bool":
-        return number(s.value, dtype)
-    if isinstance(s, Cast) and _holds(s.dtype, s.arg.dtype):
-        return cast(s.arg, dtype)  # a cast that kept every value says nothing
-    return Cast(s, dtype)
-
-
-def _holds(wide: str, narrow: str) -> bool:
-    """Whether an integer type has every value of another, which is no bool."""
-    if not dtypes.is_int(wide) or not dtypes.is_int(narrow):
-        return False
-    a, b = dtypes.value_range(wide), dtypes.value_range(narrow)
-    return a[0] <= b[0] and b[1] <= a[1]
-
-
-def unsigned(s: Scalar) -> Scalar:
-    """Return the same bits as an unsigned integer."""
-    return cast(s, "u" + s.dtype[1:]) if dtypes.info(s.dtype).kind == "i" else s
-
-
-def _extended(s: Scalar) -> Scalar:
-    """Return a scalar whose value is that of the bits as an unsigned integer."""
-    if isinstance(s, Cast) and dtypes.info(s.arg.dtype).kind == "u" and _holds(s.dtype, s.arg.dtype):
-        return s  # never negative
-    return unsigned(s)
-
-
-def convert(s: Scalar, dtype: str, *, signed: bool = True) -> Scalar:
-    """Return ``s`` converted as linalg's named ops do: integers extend by sign, or by zeros if not ``signed``."""
-    return cast(s if signed else unsigned(s), dtype)
+__all__ = ["CASTS", "SCALAR_OPS", "power"]
 
 
 # ---- helpers
@@ -119,20 +72,12 @@ def _rest_counted(a: Affine, b: Affine) -> Affine | None:
     return a % b.const if b.is_constant and b.const > 0 and _counting(a) else None
 
 
-def _select(c: Scalar, a: Scalar, b: Scalar) -> Scalar:
-    return apply("select", c, a, b)
-
-
-def _zero(s: Scalar) -> Const:
-    return number(0, s.dtype)
-
-
 def _quotient(a: Sequence[Scalar], dtype: str, _: str) -> Scalar:
     """Return the quotient rounded towards zero."""
     floor = apply("floordiv", a[0], a[1])
-    inexact = apply("ne", apply("mod", a[0], a[1]), _zero(a[0]))
-    below = apply("ne", apply("lt", a[0], _zero(a[0])), apply("lt", a[1], _zero(a[1])))
-    return _select(apply("and", inexact, below), apply("add", floor, number(1, dtype)), floor)
+    inexact = apply("ne", apply("mod", a[0], a[1]), zero(a[0]))
+    below = apply("ne", apply("lt", a[0], zero(a[0])), apply("lt", a[1], zero(a[1])))
+    return select(apply("and", inexact, below), apply("add", floor, number(1, dtype)), floor)
 
 
 def _remainder(a: Sequence[Scalar], dtype: str, p: str) -> Scalar:
@@ -149,118 +94,15 @@ def _difference(a: Sequence[Scalar], dtype: str, _: str) -> Scalar:
 
 def _ceiling(a: Sequence[Scalar], dtype: str, _: str) -> Scalar:
     floor = apply("floordiv", a[0], a[1])
-    inexact = apply("ne", apply("mod", a[0], a[1]), _zero(a[0]))
-    return _select(inexact, apply("add", floor, number(1, dtype)), floor)
+    inexact = apply("ne", apply("mod", a[0], a[1]), zero(a[0]))
+    return select(inexact, apply("add", floor, number(1, dtype)), floor)
 
 
 def _numeric(fn: str) -> Rule:
     """Return min or max that prefers a number to NaN."""
 
     def rule(a: Sequence[Scalar], dtype: str, _: str) -> Scalar:
-        return _select(apply("ne", a[0], a[0]), a[1], _select(apply("ne", a[1], a[1]), a[0], apply(fn, a[0], a[1])))
-
-    return rule
-
-
-# ---- bits
-def _possible(s: Scalar) -> int:
-    """Return a mask of the bits that may be set in an integer of at most 64 bits."""
-    width = dtypes.info(s.dtype).bits if s.dtype != "bool" else 1
-    everything = (1 << width) - 1
-    match s:
-        case Const(value, _):
-            return int(value) & everything
-        case Cast(arg, _) if arg.dtype != "bool" and not dtypes.is_float(arg.dtype):
-            inner = _possible(arg)
-            bits = dtypes.info(arg.dtype).bits
-            if dtypes.info(arg.dtype).kind == "i" and inner >> (bits - 1):
-                return everything
-            return inner & everything
-        case Cast(arg, _) if arg.dtype == "bool":
-            return 1
-        case Apply("mod", (_, Const(m, _)), _) if m > 0 and not (int(m) & (int(m) - 1)):
-            return int(m) - 1
-        case Apply("mul", (a, Const(m, _)), _) if m > 0 and not (int(m) & (int(m) - 1)):
-            return (_possible(a) * int(m)) & everything
-        case Apply("floordiv", (a, Const(m, _)), _) if m > 0 and not (int(m) & (int(m) - 1)):
-            return _possible(a) // int(m) if dtypes.info(s.dtype).kind == "u" else everything
-        case Apply("add", (a, b), _) if not _possible(a) & _possible(b):
-            return _possible(a) | _possible(b)
-        case _:
-            return everything
-
-
-def _bit(s: Scalar, k: int) -> Scalar:
-    """Return bit ``k`` of an unsigned integer, as 0 or 1."""
-    shifted = apply("floordiv", s, number(1 << k, s.dtype)) if k else s
-    return apply("mod", shifted, number(2, s.dtype))
-
-
-def _and(a: Sequence[Scalar], dtype: str, _: str) -> Scalar:
-    if dtype == "bool":
-        return apply("and", a[0], a[1])
-    x, y = (unsigned(a[1]), unsigned(a[0])) if isinstance(a[0], Const) else (unsigned(a[0]), unsigned(a[1]))
-    if isinstance(y, Const):
-        low = (int(y.value) & -int(y.value)).bit_length() - 1
-        run = int(y.value) >> max(low, 0)
-        if not y.value:
-            return _zero(Const(0, dtype))
-        if not run & (run + 1):  # a run of ones: shift, cut, shift back
-            shifted = apply("floordiv", x, number(1 << low, x.dtype)) if low else x
-            whole = (low + run.bit_length()) == dtypes.info(x.dtype).bits
-            cut = shifted if whole else apply("mod", shifted, number(run + 1, x.dtype))
-            return cast(apply("mul", cut, number(1 << low, x.dtype)) if low else cut, dtype)
-    wanted = [k for k in range(dtypes.info(x.dtype).bits) if (_possible(x) & _possible(y)) >> k & 1]
-    if len(wanted) > 8:
-        raise SpecError(
-            f"`and` of two {dtype} values that share {len(wanted)} bits has no form in polyq; expected a constant "
-            "mask, or at most 8 shared bits"
-        )
-    total: Scalar = number(0, x.dtype)
-    for k in wanted:
-        both = apply("mul", _bit(x, k), _bit(y, k))
-        total = apply("add", total, apply("mul", both, number(1 << k, x.dtype)))
-    return cast(total, dtype)
-
-
-def _or(a: Sequence[Scalar], dtype: str, p: str) -> Scalar:
-    if dtype == "bool":
-        return apply("or", a[0], a[1])
-    if not _possible(a[0]) & _possible(a[1]):
-        return apply("add", a[0], a[1])
-    return apply("sub", apply("add", a[0], a[1]), _and(a, dtype, p))
-
-
-def _xor(a: Sequence[Scalar], dtype: str, p: str) -> Scalar:
-    if dtype == "bool":
-        return apply("ne", a[0], a[1])
-    for x, y in ((a[0], a[1]), (a[1], a[0])):
-        if isinstance(y, Const) and int(y.value) == -1:
-            return apply("sub", y, x)
-        if isinstance(y, Const) and int(y.value) in (dtypes.value_range(dtype)[0], -dtypes.value_range(dtype)[0]):
-            return apply("add", x, y)  # the sign bit: a sum that wraps
-    both = _and(a, dtype, p)
-    return apply("sub", apply("sub", apply("add", a[0], a[1]), both), both)
-
-
-def _shift(kind: str) -> Rule:
-    def rule(a: Sequence[Scalar], dtype: str, _: str) -> Scalar:
-        if not isinstance(a[1], (Const, Index)) or (isinstance(a[1], Index) and not a[1].expr.is_constant):
-            raise SpecError("a shift by a value has no form in polyq; expected a constant")
-        by = int(a[1].value) if isinstance(a[1], Const) else a[1].expr.const
-        bits = dtypes.info(dtype).bits
-        if not 0 <= by < bits:
-            raise SpecError(f"a shift of {dtype} by {by}: expected 0 to {bits - 1}")
-        if not by:
-            return a[0]
-        if kind == "left":
-            return apply("mul", a[0], number(1 << by, dtype))
-        if kind == "right":
-            x = unsigned(a[0])
-            return cast(apply("floordiv", x, number(1 << by, x.dtype)), dtype)
-        if by == bits - 1:  # the divisor would not fit the type
-            return _select(apply("lt", a[0], _zero(a[0])), number(-1, dtype), number(0, dtype))
-        return apply("floordiv", a[0], number(1 << by, dtype))
+        return select(apply("ne", a[0], a[0]), a[1], select(apply("ne", a[1], a[1]), a[0], apply(fn, a[0], a[1])))
 
     return rule
 
@@ -305,12 +147,12 @@ def _compare_floats(a: Sequence[Scalar], dtype: str, predicate: str) -> Scalar:
 
 # ---- conversions
 def _extend(a: Sequence[Scalar], dtype: str, _: str) -> Scalar:
-    return cast(_extended(a[0]), dtype)
+    return cast(extended(a[0]), dtype)
 
 
 def _from_bool(a: Scalar, dtype: str) -> Scalar:
     """Return a bool as a signed integer or float of one bit: 0 or -1."""
-    return _select(a, number(-1, dtype), number(0, dtype))
+    return select(a, number(-1, dtype), number(0, dtype))
 
 
 def _sign_extend(a: Sequence[Scalar], dtype: str, _: str) -> Scalar:
@@ -357,7 +199,7 @@ def _log1p(x: Scalar) -> Scalar:
     u = apply("add", _f64(1.0), x)
     part = apply("mul", apply("log", u), apply("div", x, apply("sub", u, _f64(1.0))))
     special = apply("or", apply("eq", u, _f64(1.0)), apply("eq", x, _f64(math.inf)))
-    return _select(special, x, part)
+    return select(special, x, part)
 
 
 def _expm1(x: Scalar) -> Scalar:
@@ -365,7 +207,7 @@ def _expm1(x: Scalar) -> Scalar:
     less = apply("sub", u, _f64(1.0))
     part = apply("div", apply("mul", less, x), apply("log", u))
     extreme = apply("or", apply("eq", less, _f64(-1.0)), apply("eq", u, _f64(math.inf)))
-    return _select(apply("eq", u, _f64(1.0)), x, _select(extreme, less, part))
+    return select(apply("eq", u, _f64(1.0)), x, select(extreme, less, part))
 
 
 def _ceil(a: Sequence[Scalar], dtype: str, _: str) -> Scalar:
@@ -373,7 +215,7 @@ def _ceil(a: Sequence[Scalar], dtype: str, _: str) -> Scalar:
 
 
 def _trunc(a: Sequence[Scalar], dtype: str, p: str) -> Scalar:
-    return _select(apply("lt", a[0], _zero(a[0])), _ceil(a, dtype, p), apply("floor", a[0]))
+    return select(apply("lt", a[0], zero(a[0])), _ceil(a, dtype, p), apply("floor", a[0]))
 
 
 def _round(a: Sequence[Scalar], dtype: str, p: str) -> Scalar:
@@ -381,8 +223,8 @@ def _round(a: Sequence[Scalar], dtype: str, p: str) -> Scalar:
     size = apply("abs", a[0])
     low = apply("floor", size)
     up = apply("ge", apply("sub", size, low), number(0.5, dtype))
-    whole = _select(up, apply("add", low, number(1, dtype)), low)
-    return _select(apply("lt", a[0], _zero(a[0])), apply("neg", whole), whole)
+    whole = select(up, apply("add", low, number(1, dtype)), low)
+    return select(apply("lt", a[0], zero(a[0])), apply("neg", whole), whole)
 
 
 def _reciprocal_root(a: Sequence[Scalar], dtype: str, _: str) -> Scalar:
@@ -428,10 +270,10 @@ SCALAR_OPS: dict[str, Rule] = {
     "arith.maximumf": _binary("max"), "arith.minimumf": _binary("min"),
     "arith.maxf": _binary("max"), "arith.minf": _binary("min"),
     "arith.maxnumf": _numeric("max"), "arith.minnumf": _numeric("min"),
-    "arith.andi": _and, "arith.ori": _or, "arith.xori": _xor,
-    "arith.shli": _shift("left"), "arith.shrui": _shift("right"), "arith.shrsi": _shift("signed"),
+    "arith.andi": bit_and, "arith.ori": bit_or, "arith.xori": bit_xor,
+    "arith.shli": shift("left"), "arith.shrui": shift("right"), "arith.shrsi": shift("signed"),
     "arith.cmpi": _compare_integers, "arith.cmpf": _compare_floats,
-    "arith.select": lambda a, _, __: _select(a[0], a[1], a[2]),
+    "arith.select": lambda a, _, __: select(a[0], a[1], a[2]),
     "arith.extui": _extend, "arith.extsi": _sign_extend, "arith.extf": _cast, "arith.truncf": _cast,
     "arith.trunci": _truncate, "arith.sitofp": _sign_extend, "arith.uitofp": _extend, "arith.fptosi": _cast,
     "arith.fptoui": _to_unsigned, "arith.index_cast": _cast, "arith.index_castui": _extend, "arith.bitcast": _same_bits,

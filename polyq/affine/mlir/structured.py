@@ -11,12 +11,14 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine
 from polyq.affine.extents import Shape, alone
-from polyq.affine.mlir.dialects import OPERATIONS, attribute, integers, texts
+from polyq.affine.mlir.casts import convert
+from polyq.affine.mlir.dialects import OPERATIONS
 from polyq.affine.mlir.draft import Written
 from polyq.affine.mlir.module import ModuleReader
 from polyq.affine.mlir.named import contraction, elementwise, relation_of
 from polyq.affine.mlir.reductions import guarded, reduction, tightened
-from polyq.affine.mlir.scalars import SCALAR_OPS, convert
+from polyq.affine.mlir.scalars import SCALAR_OPS
+from polyq.affine.mlir.syntax import attribute, integers, texts
 from polyq.affine.mlir.types import dtype_of, is_tensor, map_of, noted_dtype, sizes_of
 from polyq.affine.mlir.values import VALUES, Uniform, Value, axis, through
 from polyq.affine.scalar import Const, Index, Load, Scalar, map_scalar, walk

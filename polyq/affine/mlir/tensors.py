@@ -11,9 +11,9 @@ from xdsl.ir import Attribute, Operation
 from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine, Constraint
 from polyq.affine.extents import Shape
-from polyq.affine.mlir.dialects import attribute, integers, texts
 from polyq.affine.mlir.draft import Written
 from polyq.affine.mlir.module import ModuleReader
+from polyq.affine.mlir.syntax import attribute, integers, texts
 from polyq.affine.mlir.types import dtype_of, is_signless, sizes_of
 from polyq.affine.mlir.values import Empty, Uniform, Value, View, axis, collapsed, expanded, product, through
 from polyq.affine.scalar import Index, Scalar
