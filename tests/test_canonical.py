@@ -271,6 +271,14 @@ def test_axes_of_four_bits_stay_where_rows_end_inside_a_byte():
         np.testing.assert_array_equal(polyq.build(each)(w=w), polyq.interpret(each, w=w))
 
 
+DEQUANTIZED = """  ^bb0(%a: i8, %b: f32, %d: f32, %out: f32):
+    %4 = arith.extui %a : i8 to i32
+    %5 = arith.uitofp %4 : i32 to f32
+    %6 = arith.subf %5, %d : f32
+    %7 = arith.mulf %6, %b : f32
+    linalg.yield %7 : f32
+  } -> tensor<16x4x8xf32>
+"""
 CONSTANT_ZERO = """
 func.func @f(%w: tensor<16x4x8xi8>, %x: tensor<1x1x4x8xf32>, %s: tensor<16x4x1xf32>, %z: tensor<16x4x1xf32>) -> tensor<1x1x16xf32> {
   %c = arith.constant 0.0 : f32
@@ -281,14 +289,7 @@ func.func @f(%w: tensor<16x4x8xi8>, %x: tensor<1x1x4x8xf32>, %s: tensor<16x4x1xf
       affine_map<(n, g, j) -> (n, g, 0)>, affine_map<(n, g, j) -> (n, g, j)>],
       iterator_types = ["parallel", "parallel", "parallel"]}
       ins(%w, %s, %z : tensor<16x4x8xi8>, tensor<16x4x1xf32>, tensor<16x4x1xf32>) outs(%1 : tensor<16x4x8xf32>) {
-  ^bb0(%a: i8, %b: f32, %d: f32, %out: f32):
-    %4 = arith.extui %a : i8 to i32
-    %5 = arith.uitofp %4 : i32 to f32
-    %6 = arith.subf %5, %d : f32
-    %7 = arith.mulf %6, %b : f32
-    linalg.yield %7 : f32
-  } -> tensor<16x4x8xf32>
-  %8 = linalg.generic {indexing_maps = [affine_map<(a, b, n, g, j) -> (a, b, g, j)>, affine_map<(a, b, n, g, j) -> (n, g, j)>,
+""" + DEQUANTIZED + """  %8 = linalg.generic {indexing_maps = [affine_map<(a, b, n, g, j) -> (a, b, g, j)>, affine_map<(a, b, n, g, j) -> (n, g, j)>,
       affine_map<(a, b, n, g, j) -> (a, b, n)>], iterator_types = ["parallel", "parallel", "parallel", "reduction", "reduction"]}
       ins(%x, %3 : tensor<1x1x4x8xf32>, tensor<16x4x8xf32>) outs(%2 : tensor<1x1x16xf32>) {
   ^bb0(%a: f32, %b: f32, %out: f32):
@@ -310,14 +311,7 @@ func.func @g(%w: tensor<16x4x8xi8>, %x: tensor<1x1x4x8xf32>, %s: tensor<16x4xf32
       affine_map<(n, g, j) -> (n, g)>, affine_map<(n, g, j) -> (n, g, j)>],
       iterator_types = ["parallel", "parallel", "parallel"]}
       ins(%w, %s, %z : tensor<16x4x8xi8>, tensor<16x4xf32>, tensor<16x4xf32>) outs(%1 : tensor<16x4x8xf32>) {
-  ^bb0(%a: i8, %b: f32, %d: f32, %out: f32):
-    %4 = arith.extui %a : i8 to i32
-    %5 = arith.uitofp %4 : i32 to f32
-    %6 = arith.subf %5, %d : f32
-    %7 = arith.mulf %6, %b : f32
-    linalg.yield %7 : f32
-  } -> tensor<16x4x8xf32>
-  %8 = linalg.generic {indexing_maps = [affine_map<(n, g, j) -> (g, j)>, affine_map<(n, g, j) -> (n, g, j)>,
+""" + DEQUANTIZED + """  %8 = linalg.generic {indexing_maps = [affine_map<(n, g, j) -> (g, j)>, affine_map<(n, g, j) -> (n, g, j)>,
       affine_map<(n, g, j) -> (n)>], iterator_types = ["parallel", "reduction", "reduction"]}
       ins(%xs, %3 : tensor<4x8xf32>, tensor<16x4x8xf32>) outs(%2 : tensor<16xf32>) {
   ^bb0(%a: f32, %b: f32, %out: f32):

@@ -21,9 +21,9 @@ from polyq.affine.scalar import FUNCTIONS, Apply, Cast, Const, Index, Load, Scal
 from polyq.affine.spec import REDUCTIONS, Op, Spec, Tensor
 
 __all__ = [
-    "Malformed", "checked_name", "decode_affine", "decode_constraint", "decode_layout", "decode_op", "decode_shape",
-    "decode_spec",
-    "encode_affine", "encode_constraint", "encode_layout", "encode_op", "encode_spec", "listed",
+    "Malformed", "check_written", "checked_name", "decode_affine", "decode_constraint", "decode_layout", "decode_op",
+    "decode_shape", "decode_spec", "encode_affine", "encode_constraint", "encode_layout", "encode_op", "encode_spec",
+    "listed",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -233,6 +233,18 @@ def _check_op(op: Op, known: dict[str, Tensor]) -> None:
     check_single_writes(op)
 
 
+def check_written(
+    read: Callable[[Any], object], made: object, value: object, error: Callable[[str], Exception], what: str
+) -> None:
+    """Read back what was just written; raise ``error`` about ``what`` where it does not come back equal."""
+    try:
+        same = read(made) == value
+    except Malformed as reason:
+        raise error(f"{what} cannot be written: {reason}") from None
+    if not same:
+        raise error(f"{what} would be read back as another one; please report this")
+
+
 def encode_spec(spec: Spec) -> dict[str, Any]:
     """Return a program as plain values; :class:`SpecError` for one that would not come back equal."""
     made: dict[str, Any] = {
@@ -243,12 +255,7 @@ def encode_spec(spec: Spec) -> dict[str, Any]:
         "outputs": [*spec.output_names],
         "notes": [*spec.notes],
     }
-    try:
-        same = decode_spec(made) == spec
-    except Malformed as error:
-        raise SpecError(f"{spec.name}: this program cannot be written: {error}") from None
-    if not same:
-        raise SpecError(f"{spec.name}: this program would be read back as another one; please report this")
+    check_written(decode_spec, made, spec, SpecError, f"{spec.name}: this program")
     return made
 
 

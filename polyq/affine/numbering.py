@@ -7,14 +7,14 @@ Operands of commutative functions stand in an order of their own. Nothing else c
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from polyq.affine.canonical import stored
 from polyq.affine.expr import Affine, Dim, FloorDiv, Param
 from polyq.affine.naming import Renaming
 from polyq.affine.rewrite import fills, moved_dim, widen_sums
-from polyq.affine.scalar import Apply, Cast, Const, Index, Load, Scalar
+from polyq.affine.scalar import Apply, Cast, Const, Index, Load, Scalar, map_scalar
 from polyq.affine.spec import Op, Spec
 from polyq.affine.unsigned import bits_as_read
 
@@ -207,47 +207,37 @@ def _renamed_op(op: Op, tensors: Mapping[str, str], dims: Mapping[str, str]) -> 
     def moved(e: Affine) -> Affine:
         return e.substitute(by_dim)
 
-    def visit(node: Scalar) -> Scalar:
+    return replace(
+        op, dims=tuple(dims[d] for d in op.dims), target=tensors[op.target], index=tuple(map(moved, op.index)),
+        body=_moved(op.body, moved, tensors), where=tuple(replace(c, expr=moved(c.expr)) for c in op.where),
+    )  # fmt: skip
+
+
+def _moved(body: Scalar, moved: Callable[[Affine], Affine], tensors: Mapping[str, str]) -> Scalar:
+    """Return a body with other expressions, and other names for the tensors that have one."""
+
+    def leaf(node: Const | Index | Load) -> Scalar:
         match node:
-            case Apply(_, args, _):
-                return replace(node, args=tuple(map(visit, args)))
-            case Cast(arg, _):
-                return replace(node, arg=visit(arg))
             case Load(tensor, index, _):
-                return replace(node, tensor=tensors[tensor], index=tuple(map(moved, index)))
+                return replace(node, tensor=tensors.get(tensor, tensor), index=tuple(map(moved, index)))
             case Index(expr, _):
                 return replace(node, expr=moved(expr))
             case Const():
                 return node
 
-    return replace(
-        op, dims=tuple(dims[d] for d in op.dims), target=tensors[op.target], index=tuple(map(moved, op.index)),
-        body=visit(op.body), where=tuple(replace(c, expr=moved(c.expr)) for c in op.where),
-    )  # fmt: skip
+    return map_scalar(body, leaf)
 
 
 def _with_params(spec: Spec, params: Mapping[str, str]) -> Spec:
     def moved(e: Affine) -> Affine:
         return e.substitute(lambda a: Affine.param(params[a.name]) if isinstance(a, Param) else None)
 
-    def visit(node: Scalar) -> Scalar:
-        match node:
-            case Apply(_, args, _):
-                return replace(node, args=tuple(map(visit, args)))
-            case Cast(arg, _):
-                return replace(node, arg=visit(arg))
-            case Load(_, index, _):
-                return replace(node, index=tuple(map(moved, index)))
-            case Index(expr, _):
-                return replace(node, expr=moved(expr))
-            case Const():
-                return node
-
     if not params:
         return spec
     ops = tuple(
         replace(
-            op, extents=tuple(map(moved, op.extents)), index=tuple(map(moved, op.index)), body=visit(op.body),
+            op, extents=tuple(map(moved, op.extents)), index=tuple(map(moved, op.index)),
+            body=_moved(op.body, moved, {}),
             where=tuple(replace(c, expr=moved(c.expr)) for c in op.where),
         )
         for op in spec.ops

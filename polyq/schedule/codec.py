@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from polyq.affine.codec import (
     Malformed,
+    check_written,
     checked_name,
     decode_affine,
     decode_constraint,
@@ -40,12 +41,7 @@ def encode_program(program: Spec | Schedule) -> dict[str, Any]:
         "target": program.target,
         "directives": directives,
     }
-    try:
-        same = decode_program(made) == program
-    except Malformed as error:
-        raise ScheduleError(f"{program.spec.name}: this schedule cannot be written: {error}") from None
-    if not same:
-        raise ScheduleError(f"{program.spec.name}: this schedule would be read back as another one; please report this")
+    check_written(decode_program, made, program, ScheduleError, f"{program.spec.name}: this schedule")
     return made
 
 

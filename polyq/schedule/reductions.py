@@ -141,6 +141,11 @@ def _keyed(c: _Component, keys: dict[int, tuple[Affine, ...]], position: int) ->
 def _repeated(c: _Component, keys: dict[int, tuple[Affine, ...]]) -> Violation | None:
     """Return an update that occurs twice in one group."""
     maps = {i: _keyed(c, keys, i) for i in c.members}
+    return _meeting(c, maps, "one update is done twice")
+
+
+def _meeting(c: _Component, maps: dict[int, Relation], what: str) -> Violation | None:
+    """Return two instances that ``maps`` sends to one point."""
     for a in c.members:
         for b in (b for b in c.members if b >= a):
             pairs = maps[a].compose(maps[b].inverse())
@@ -152,7 +157,7 @@ def _repeated(c: _Component, keys: dict[int, tuple[Affine, ...]]) -> Violation |
             pair = pairs.sample()
             if pair is not None:
                 both = (c.instance(a, pair[0], pair[2]), c.instance(b, pair[1], pair[2]))
-                return c.violation("one update is done twice", both, pair[2], b)
+                return c.violation(what, both, pair[2], b)
     return None
 
 
@@ -169,19 +174,9 @@ def _one_head(c: _Component, keys: dict[int, tuple[Affine, ...]]) -> Iterator[Vi
     """A group is one path: only one of its updates starts from what the cell held before."""
     names = [f"k{i}" for i in range(len(keys[c.members[0]]))]
     maps = {i: Relation.function(_heads(c, i), keys[i], names) for i in c.members}
-    for a in c.members:
-        for b in (b for b in c.members if b >= a):
-            pairs = maps[a].compose(maps[b].inverse())
-            if a == b:
-                if maps[a].is_injective():
-                    continue
-                dims = tuple(Affine.dim(d) for d in pairs.in_dims)
-                pairs = pairs.subtract(_same(dims, dims, pairs))
-            pair = pairs.sample()
-            if pair is not None:
-                both = (c.instance(a, pair[0], pair[2]), c.instance(b, pair[1], pair[2]))
-                yield c.violation("the sum of one cell falls apart: two updates start afresh", both, pair[2], b)
-                return
+    found = _meeting(c, maps, "the sum of one cell falls apart: two updates start afresh")
+    if found is not None:
+        yield found
 
 
 def _complete(c: _Component, keys: dict[int, tuple[Affine, ...]]) -> Iterator[Violation]:
