@@ -97,7 +97,7 @@ def bit_xor(a: Sequence[Scalar], dtype: str, p: str) -> Scalar:
 
 
 def shift(kind: str) -> Rule:
-    """Return the rule of a shift by a constant: ``left``, ``right`` (zeros come in) or ``arithmetic``."""
+    """Return the rule of a shift by a constant: ``left``, ``right`` (zeros come in) or ``signed``."""
     def rule(a: Sequence[Scalar], dtype: str, _: str) -> Scalar:
         if not isinstance(a[1], (Const, Index)) or (isinstance(a[1], Index) and not a[1].expr.is_constant):
             raise SpecError("a shift by a value has no form in polyq; expected a constant")
