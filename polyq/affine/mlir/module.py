@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, IntegerAttr, ModuleOp
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from polyq.affine.errors import SpecError
 from polyq.affine.expr import Affine
 from polyq.affine.extents import Shape
-from polyq.affine.mlir.casts import number
 from polyq.affine.mlir.draft import Draft, Written, located
 from polyq.affine.mlir.scalars import CASTS, SCALAR_OPS
 from polyq.affine.mlir.source import Module
@@ -26,8 +25,6 @@ from polyq.affine.spec import Spec
 
 __all__ = ["ModuleReader", "read_module"]
 
-#: runs of equal elements that a dense constant may have: it becomes a tree of selects
-MOST_RUNS = 256
 _SCALAR = (Const, Index, Load, Cast, Apply)
 
 
@@ -68,6 +65,7 @@ class ModuleReader:
     """Reads one function, op by op; what each op means for tensors is in :mod:`.tensors` and :mod:`.structured`."""
 
     def __init__(self, module: Module, func: FuncOp) -> None:
+        from polyq.affine.mlir.constants import read_constant
         from polyq.affine.mlir.structured import STRUCTURED
         from polyq.affine.mlir.tensors import TENSORS
 
@@ -76,7 +74,7 @@ class ModuleReader:
         self.draft = Draft(module.file, as_written="polyq.as_written" in func.attributes)
         self.values: dict[SSAValue, Value | Scalar] = {}
         self.handlers: dict[str, Callable[[ModuleReader, Operation], None]] = {
-            **TENSORS, **STRUCTURED, "arith.constant": _constant, "flow.dispatch.region": _region,
+            **TENSORS, **STRUCTURED, "arith.constant": read_constant, "flow.dispatch.region": _region,
         }  # fmt: skip
         self.seen: set[Operation] = set()
         self.pinned: set[str] = set()
@@ -348,62 +346,7 @@ class ModuleReader:
         return SCALAR_OPS[op.name](arguments, dtype, str(predicate[0]) if predicate else "")
 
 
-# ---- constants, regions
-def _constant(r: ModuleReader, op: Operation) -> None:
-    result, value = op.results[0], attribute(op, "value")
-    if not is_tensor(result.type):
-        dtype = noted_dtype(result.type, attribute(op, "polyq.dtype"))
-        r.define(result, _number(result, value, dtype, attribute(op, "polyq.value")))
-        return
-    shape = tuple(Affine(n or 0) for n in sizes_of(result.type))
-    dtype = dtype_of(result.type)
-    if not isinstance(value, DenseIntOrFPElementsAttr):
-        name = r.name(result)
-        line = r.module.line(op)
-        view = r.draft.input(name, dtype, shape, signless=is_signless(result.type), position=line)
-        resource = attribute(op, "resource")
-        told = resource is None or "elided" in str(resource)
-        why = "the text leaves out its data" if told else f"its data is the resource {resource}"
-        r.draft.opened.append((line, f"input {view.tensor}: a constant, {why} (line {line})"))
-        r.define(result, view)
-        return
-    values = [number(v, dtype) for v in cast("Any", value).get_values()]
-    if values and all(v == values[0] for v in values):
-        r.define(result, Uniform(dtype, shape, values[0], is_signless(result.type)))
-        return
-    made = r.new(result, shape)
-    dims = tuple(f"d{k}" for k in range(len(shape)))
-    linear = Affine(0)
-    for d, n in zip(dims, shape, strict=True):
-        linear = linear * n.const + Affine.dim(d)
-    runs = [k for k in range(1, len(values)) if values[k] != values[k - 1]]
-    if len(runs) >= MOST_RUNS:
-        raise SpecError(
-            f"a dense constant with {len(runs) + 1} runs of equal elements is not put into the program, which may have "
-            f"{MOST_RUNS}; make it an argument"
-        )
-    body = _tree(values, [0, *runs], linear) if values else number(0, dtype)
-    index = tuple(Affine.dim(d) for d in dims)
-    r.draft.write(made, Written(dims, shape, index, body), r.place(op))
-    r.define(result, made)
-
-
-def _number(result: SSAValue, value: Attribute | None, dtype: str, exact: Attribute | None) -> Scalar:
-    if not isinstance(value, (IntegerAttr, FloatAttr)):
-        raise SpecError(f"expected a number, got `{value}`")
-    data = cast("Any", exact if isinstance(exact, FloatAttr) else value).value.data
-    return Index(Affine(data)) if str(result.type) == "index" else number(data, dtype)
-
-
-def _tree(values: Sequence[Const], starts: Sequence[int], linear: Affine) -> Scalar:
-    """Return the selects that give the element at a linear subscript; ``starts`` are where its runs begin."""
-    if len(starts) == 1:
-        return values[starts[0]]
-    middle = len(starts) // 2
-    below = apply("lt", Index(linear), Const(starts[middle], "i64"))
-    return apply("select", below, _tree(values, starts[:middle], linear), _tree(values, starts[middle:], linear))
-
-
+# ---- regions
 def _region(r: ModuleReader, op: Operation) -> None:
     """Read the ops of a dispatch region as if they stood outside of it; that they stand together is a hint."""
     before = len(r.draft.ops)
