@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import polyq
 from polyq.schedule.loopnest import Loop, walk
@@ -30,3 +31,10 @@ def test_every_loop_has_two_ends_where_strict_sums_keep_their_order():
     assert loops
     assert all(loop.lower and loop.upper and loop.body for loop in loops)
     assert s.certificate().ok
+
+
+@pytest.mark.parametrize(("names", "again"), [(("i", "ii"), "i"), (("io", "io"), "io"), (("j", "ii"), "j"), (("io", "j"), "j")])
+def test_a_split_needs_names_of_its_own(names, again):
+    naive = polyq.Schedule.naive(polyq.parse("y[i, j] = x[i, j]", x=("f32", (8, 8))))
+    with pytest.raises(polyq.ScheduleError, match=rf"y: split of i: '{again}' is an axis already; choose another name$"):
+        naive.split("y", "i", 2, *names)

@@ -177,3 +177,20 @@ def test_a_dim_that_reads_move_along_is_not_independent() -> None:
     schedule = Schedule.auto(spec)
     loops = [node for node in walk(schedule.nest.body) if isinstance(node, Loop)]
     assert loops[0].kind == "serial"  # time comes first, and one after another
+
+
+def test_functions_run_in_lanes_across_rows() -> None:
+    text = "y[b, t] = x[b, t]\ny[b, t] = tanh(0.5 * y[b, t - 1] + x[b, t]) where t >= 1"
+    spec = polyq.parse(text, x=("f32", ("m", 65)))
+    kinds = [loop.kind for s in read_back(Schedule.auto(spec, target="avx2").nest).statements for loop in s.loops]
+    assert "vector" in kinds
+    strict = Schedule.auto(spec, "strict", target="avx2")
+    assert "side by side" in strict.explain()
+    kernel = polyq.build(spec, threads=2)
+    for m in (0, 1, 7, 8, 21):
+        x = np.random.default_rng(m).standard_normal((m, 65)).astype(np.float32)
+        polyq.testing.assert_close(kernel, x=x)
+        expected = x.astype(np.float64)
+        for t in range(1, 65):
+            expected[:, t] = np.tanh(0.5 * expected[:, t - 1] + expected[:, t])
+        np.testing.assert_allclose(kernel(x), expected, atol=1e-6)

@@ -165,7 +165,7 @@ def test_the_source_in_other_names_compiles_to_the_same_machine_code(folder, tmp
     code = []
     for name, text in (("a", compiled.read_text()), ("b", kernel.source)):
         (tmp_path / f"{name}.c").write_text(
-            text.partition("*/")[2].replace("kernel_N0N(", "f(").replace("kernel_kernel(", "f(")
+            text.partition("*/")[2].replace("kernel_N0N(", "f(").replace("kernel_out_(", "f(")
         )
         subprocess.run(["gcc", "-O2", "-S", "-o", tmp_path / f"{name}.s", tmp_path / f"{name}.c"], check=True)
         code.append([line for line in (tmp_path / f"{name}.s").read_text().splitlines() if ".file" not in line])

@@ -56,6 +56,9 @@ class Stage:
         taken = {*self.order, *(s.axis for s in self.splits)}
         outer = outer or _fresh(taken, f"{axis}o")
         inner = inner or _fresh({*taken, outer}, f"{axis}i")
+        if outer == inner or {outer, inner} & taken:
+            again = inner if inner in {outer, *taken} else outer
+            raise ScheduleError(f"{self.op}: split of {axis}: {again!r} is an axis already; choose another name")
         at = self.order.index(axis)
         order = (*self.order[:at], outer, inner, *self.order[at + 1 :])
         return replace(self, order=order, splits=(*self.splits, Split(axis, outer, inner, factor)))
