@@ -348,8 +348,8 @@ def test_a_layout_travels_to_codes_scales_and_zero_points():
     wide = (2, 2, 1, 32, 1)
     assert shapes == {"d": (*wide, 8), "w.packed": (*wide, 8), "s.packed": wide, "z.packed": wide}
     assert str(made.op("d")) == (
-        "d[s0, s1, s2, s3, s4, s5] = ((f32(w.packed[s0, s1, 0, s3, 0, s5]) - z.packed[s0, s1, 0, s3, 0])"
-        " * s.packed[s0, s1, 0, s3, 0]) where 49 - 32*s0 - s3 >= 0"
+        "d[s0, s1, s2, s3, s4, s5] = (f32(w.packed[s0, s1, 0, s3, 0, s5]) - z.packed[s0, s1, 0, s3, 0])"
+        " * s.packed[s0, s1, 0, s3, 0] where 49 - 32*s0 - s3 >= 0"
     )
     np.testing.assert_array_equal(run(schedule, arrays), polyq.interpret(spec, **arrays))
 

@@ -18,7 +18,7 @@ def notes(text: str, **tensors: tuple[str, object]) -> tuple[str, ...]:
 
 def test_an_operation_that_may_wrap():
     assert notes("y[i] = a[i]*b[i]", **I8) == (
-        "op y: `(a[i] * b[i])` ranges from -16256 to 16384 and wraps outside i8 (-128 to 127); cast its operands to a wider "
+        "op y: `a[i] * b[i]` ranges from -16256 to 16384 and wraps outside i8 (-128 to 127); cast its operands to a wider "
         "type if that is not meant",
     )
 
