@@ -271,7 +271,7 @@ def _plan_from(memo: dict[str, Any]) -> Plan:
     prologue = None if memo["prologue"] is None else _module_from(memo["prologue"])
     prepared = tuple(Tensor(t["name"], t["dtype"], tuple(t["shape"])) for t in memo["prepared"])
     choices = tuple((str(decision), str(option)) for decision, option in memo["choices"])
-    shared = tuple(map(tuple, memo["shared"]))
+    shared = tuple(tuple(str(name) for name in names) for names in memo["shared"])
     module = _module_from(memo["module"])
     return Plan(module, memo["explanation"], memo["proof"], prologue, prepared, shared, choices, memo["refused"])
 
