@@ -52,6 +52,13 @@ def test_many_programs_are_built_by_other_processes(folder, monkeypatch):
     assert not list(folder.glob(".build-*"))
 
 
+def test_other_processes_import_this_polyq_whatever_the_current_folder_holds(folder, tmp_path, monkeypatch):
+    (tmp_path / "polyq").mkdir()
+    (tmp_path / "polyq" / "__init__.py").write_text("raise SystemExit('another polyq')")
+    monkeypatch.chdir(tmp_path)
+    test_many_programs_are_built_by_other_processes(folder, monkeypatch)
+
+
 def test_what_no_other_process_can_read_is_built_here(folder, monkeypatch):
     monkeypatch.setattr(many, "_MANY", 0)
     assert [int(k()[0]) for k in polyq.build_many([answer(k) for k in range(3)], workers=2)] == [0, 1, 2]

@@ -26,6 +26,7 @@ from polyq.affine.errors import ArgumentError
 from polyq.affine.spec import Spec
 from polyq.build.building import build, plan_key
 from polyq.build.cache import has_memo
+from polyq.build.child import python_command
 from polyq.build.compilation import discard_of
 from polyq.build.kernel import Kernel
 from polyq.build.threads import default_threads
@@ -203,7 +204,7 @@ class _Workers:
             if self._idle:
                 return self._idle.pop()
             process = subprocess.Popen(
-                [sys.executable, "-c", "from polyq.build.many import serve; serve()"],
+                python_command("from polyq.build.many import serve; serve()"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=self._environment,

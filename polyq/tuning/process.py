@@ -8,13 +8,13 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from polyq.build.child import python_command
 from polyq.tuning.problem import Problem
 from polyq.tuning.race import Failure
 
@@ -58,8 +58,7 @@ class Process:
         path = os.pathsep.join([place, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._process = subprocess.Popen(
-            # python -c looks into the current folder first, where another polyq may lie
-            [sys.executable, "-c", f"import sys; sys.path.insert(0, {place!r})\n{code}"],
+            python_command(code),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
             env={**os.environ, "PYTHONPATH": path},
             start_new_session=True,  # an interrupt from the terminal comes through this process
