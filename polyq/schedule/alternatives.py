@@ -126,4 +126,3 @@ def _loads(
                     yield times / prod(n for var, n in held.items() if var not in moves)
             case _:
                 pass
-

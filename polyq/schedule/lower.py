@@ -8,85 +8,28 @@ for unrolled axes, a masked vector for vector axes), so that the full tile's ext
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from polyq.affine.dtypes import info
 from polyq.affine.errors import ScheduleError
-from polyq.affine.expr import Affine, Constraint, Dim
+from polyq.affine.expr import Affine, Constraint
 from polyq.affine.rewrite import moved_dim
 from polyq.affine.scalar import Const, Index, Load, Scalar, map_scalar, substitute_dims
 from polyq.affine.spec import Op
+from polyq.schedule.concrete import Local, Walk, active, concrete, is_cut, peels, ragged, whole
 from polyq.schedule.frame import Frame, Placed, holds, loop_bounds, needs_guard
 from polyq.schedule.loopnest import Assign, Block, Buffer, Guard, Loop, LoopNest, Scope
 from polyq.schedule.naive import tensor_buffers
-from polyq.schedule.pieces import Piece, pieces_of
+from polyq.schedule.pieces import pieces_of
 from polyq.schedule.regions import Box, Reader, Region, box_of, need_constant, region_of, whole_vectors
-from polyq.schedule.stages import Plan, Split, Stage, extents, values
+from polyq.schedule.stages import Plan
 from polyq.schedule.tidy import tidy
 
 __all__ = ["SCRATCH_BUDGET", "lower"]
 
 #: bytes of scratch that one thread may use
 SCRATCH_BUDGET = 16 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Local:
-    """A stage made concrete: axes in order with their loop variables, dims as expressions of these, constraints."""
-
-    stage: Stage
-    axes: tuple[str, ...]
-    vars: Mapping[str, str]
-    dims: Mapping[str, Affine]
-    constraints: tuple[Constraint, ...]
-    extents: Mapping[str, Affine]
-    first: Mapping[str, Affine]
-    values: Mapping[str, Affine]
-
-    def ranges(self) -> dict[str, tuple[int, int] | None]:
-        """Return the inclusive range of every loop variable of the stage, where it is a number."""
-        return {
-            v: (0, self.extents[a].const - 1) if self.extents[a].is_constant and a not in self.first else None
-            for a, v in self.vars.items()
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """Where lowering stands in a stage: what it computes, which remainders are taken, loop variables so far, depth.
-
-    ``mains`` and ``tails`` hold outer axes of splits; with a ``#`` behind it, an axis cut where whole tiles end.
-    ``pieces`` holds those that are cut into tiles of two heights, with the piece that is taken.
-    """
-
-    op: Op
-    region: Region
-    mains: frozenset[str] = frozenset()
-    tails: frozenset[str] = frozenset()
-    pieces: tuple[tuple[str, Piece], ...] = ()
-    names: tuple[tuple[str, str], ...] = ()
-    depth: int = 0
-
-    def main(self, axis: str) -> Walk:
-        """Take the whole tiles of ``axis``."""
-        return replace(self, mains=self.mains | {axis})
-
-    def tail(self, axis: str) -> Walk:
-        """Take what whole tiles of ``axis`` leave over."""
-        return replace(self, tails=self.tails | {axis})
-
-    def piece(self, axis: str, piece: Piece) -> Walk:
-        """Take one piece of ``axis``."""
-        return replace(self, pieces=(*self.pieces, (axis, piece)))
-
-    def settled(self, axis: str) -> bool:
-        """Whether one of these was taken."""
-        return axis in self.mains | self.tails or axis in dict(self.pieces)
-
-    def without(self, axis: str) -> Walk:
-        """Forget which of the two was taken."""
-        return replace(self, mains=self.mains - {axis}, tails=self.tails - {axis})
 
 
 def lower(plan: Plan) -> LoopNest:
@@ -131,53 +74,9 @@ class _Lowering:
         """Make a stage concrete; the same for the same place, since each level of the walk asks for it."""
         key = (walk.op.name, id(walk.region), walk.tails, walk.pieces, walk.names)
         if key not in self.made:
-            self.made[key] = walk.region, self._concrete(walk)  # the region is held, so that its id stays its own
+            made = concrete(walk, self.stages[walk.op.name], self.domains[walk.op.name])
+            self.made[key] = walk.region, made  # the region is held, so that its id stays its own
         return self.made[key][1]
-
-    def _concrete(self, walk: Walk) -> Local:
-        op, region, tails, names = walk.op, walk.region, walk.tails, dict(walk.names)
-        stage, taken = self._of_heights(op, walk.pieces), dict(walk.pieces)
-        size = extents(stage, dict(zip(op.dims, region.extent, strict=True)))
-        size |= {axis: piece.count for axis, piece in taken.items()}
-        ones = {axis for axis, piece in taken.items() if piece.height == 1}
-        singles = {s.outer: s for s in stage.splits if s.outer in ones | tails and stage.kind(s.inner) == "unroll"}
-        axes = tuple(a for a in stage.order if not any(a == s.inner for s in singles.values()))
-        loop = {a: names.get(a, f"{op.name}:{a}") for a in axes}
-        leaf = {a: Affine.dim(v) for a, v in loop.items() if a not in singles}
-        for outer, s in singles.items():  # the single iterations count the split axis itself
-            leaf[s.axis] = Affine.dim(loop[outer]) + (taken[outer].start if outer in taken else 0)
-        starts = {s.axis: taken[s.outer].start for s in stage.splits if s.outer in taken}
-        splits = tuple(s for s in stage.splits if s.outer not in singles)
-        value = {**leaf, **values(replace(stage, splits=splits), op.dims, leaf, starts)}
-        dims = {d: b + value[d] for d, b in zip(op.dims, region.base, strict=True)}
-        first: dict[str, Affine] = {}
-        for s in stage.splits:
-            if s.outer in taken:
-                continue
-            if s.outer in singles:
-                first[s.outer] = (_whole(stage, s.axis, size) // s.factor) * s.factor
-                size = {**size, s.outer: size[s.axis]}
-            elif s.outer in tails:
-                first[s.outer] = size[s.axis] // s.factor
-        constraints = [c for a in axes for c in _span(loop[a], first.get(a, Affine(0)), size[a])]
-        constraints += [Constraint(Affine.dim(loop[a]) - e) for a, piece in taken.items() for e in piece.least]
-        for s in stage.splits:
-            if s.outer not in singles and s.outer not in taken and size[s.axis] % s.factor != Affine(0):
-                constraints.append(Constraint(size[s.axis] - 1 - value[s.axis]))
-        met = {e for s in stage.splits if s.outer in taken for e in (value[s.axis], size[s.axis] - 1 - value[s.axis])}
-        given = (c.substitute(dims) for c in (*self.domains[op.name], *region.constraints))
-        constraints += [c for c in given if c.expr not in met]  # pieces lie inside their axis
-        return Local(stage, axes, loop, dims, tuple(dict.fromkeys(constraints)), size, first, value)
-
-    def _of_heights(self, op: Op, pieces: tuple[tuple[str, Piece], ...]) -> Stage:
-        """Return the stage with tiles of the heights that are taken."""
-        given, taken = self.stages[op.name], dict(pieces)
-        return replace(
-            given,
-            splits=tuple(
-                replace(s, factor=max(2, taken[s.outer].height)) if s.outer in taken else s for s in given.splits
-            ),
-        )
 
     def _stage(self, op: Op, frame: Frame, region: Region) -> Block:
         return self._axis(Walk(op, region), frame)
@@ -189,72 +88,25 @@ class _Lowering:
             return self._statement(walk, local, frame)
         axis = local.axes[walk.depth]
         split = next((s for s in local.stage.splits if s.outer == axis), None)
-        if split and not walk.settled(axis) and self._peels(walk.op, local, split):
-            count = _whole(local.stage, split.axis, local.extents)
-            if split.axis not in walk.op.reduced and _is_cut(local.stage, split) and count % split.factor != Affine(0):
+        if split and not walk.settled(axis) and peels(walk.op, local, split):
+            count = whole(local.stage, split.axis, local.extents)
+            if split.axis not in walk.op.reduced and is_cut(local.stage, split) and count % split.factor != Affine(0):
                 pieces = pieces_of(count, split.factor)
                 return tuple(node for p in pieces for node in self._axis(walk.piece(axis, p), frame))
             blocks = self._axis(walk.main(axis), frame)
             exact = count % split.factor == Affine(0) and count == local.extents[split.axis]
             return blocks if exact else blocks + self._axis(walk.tail(axis), frame)
-        ragged = f"{axis}#"
+        cut = f"{axis}#"
         a_loop = local.stage.kind(axis) in ("serial", "parallel")
-        if a_loop and not walk.settled(ragged) and len(self._ragged(walk, local)) == 1:
-            return self._axis(walk.main(ragged), frame) + self._axis(walk.tail(ragged), frame)
+        if a_loop and not walk.settled(cut) and len(ragged(walk, local)) == 1:
+            return self._axis(walk.main(cut), frame) + self._axis(walk.tail(cut), frame)
         return self._loop(walk, frame)
-
-    def _ragged(self, walk: Walk, local: Local) -> list[tuple[Constraint, Affine]]:
-        """Constraints that hold for whole tiles of later lanes and copies but not the last, with the last whole tile.
-
-        They stem from dims of the op that were split where the factor does not divide the extent.
-        """
-        axis, later = local.axes[walk.depth], local.axes[walk.depth + 1 :]
-        var = local.vars[axis]
-        inner = {
-            local.vars[a]: (0, local.extents[a].const - 1)
-            for a in later
-            if local.stage.kind(a) in ("unroll", "vector") and local.extents[a].is_constant
-        }
-        found: list[tuple[Constraint, Affine]] = []
-        for c in self._active(walk, local):
-            a = c.expr.coefficient(Dim(var))
-            hidden = c.expr.dims() & set(inner)
-            if (
-                a >= 0
-                or not hidden
-                or c.equality
-                or needs_guard(c)
-                or c.expr.dims() & {local.vars[x] for x in later} != hidden
-            ):
-                continue
-            rest = c.expr - Affine.dim(var) * a
-            least = Affine(rest.const)
-            for atom, k in rest.terms:
-                name = atom.name if isinstance(atom, Dim) else ""
-                least = least + (min(k * inner[name][0], k * inner[name][1]) if name in hidden else Affine.of(atom) * k)
-            found.append((c, least // -a))
-        return found
-
-    def _peels(self, op: Op, local: Local, split: Split) -> bool:
-        """Whether full tiles can be told apart: the axis is bounded by its extent alone, and the tile lies inside."""
-        order = local.stage.order
-        if (
-            local.stage.kind(split.inner) not in ("unroll", "vector")
-            or split.inner not in order[order.index(split.outer) :]
-        ):
-            return False
-        root = split.axis
-        while (parent := local.stage.split_of(root)) is not None:
-            if parent.inner == root:
-                return False
-            root = parent.axis
-        return not any(root in c.expr.dims() for c in op.where)
 
     def _loop(self, walk: Walk, frame: Frame) -> Block:
         op, axis = walk.op, self._local(walk).axes[walk.depth]
         walk = replace(walk, names=(*walk.names, (axis, self._fresh(axis, self.names))))
         local = self._local(walk)
-        constraints = self._active(walk, local)
+        constraints = active(walk, local)
         var = local.vars[axis]
         later = {local.vars[a] for a in local.axes[walk.depth + 1 :]}
         low, high = loop_bounds(var, constraints, later, {**local.ranges(), **frame.ranges}, frame)
@@ -278,35 +130,6 @@ class _Lowering:
             inner = replace(inner, threaded=f"the axis {axis!r} of {op.name}")
         body = self._inside(walk, local, inner)
         return (Loop(var, low, high, kind, body),)
-
-    def _active(self, walk: Walk, local: Local) -> tuple[Constraint, ...]:
-        """Drop what whole tiles satisfy: for these, the outer axis stops at the last whole tile."""
-        out = list(local.constraints)
-        for s in local.stage.splits:
-            if s.outer not in walk.mains:
-                continue
-            size = local.extents[s.axis]
-            outer = Affine.dim(local.vars[s.outer])
-            value = local.values
-            met = [size - 1 - value[s.axis]]
-            parent = local.stage.split_of(s.axis)
-            if parent is not None and parent.outer == s.axis and local.stage.kind(parent.inner) == "vector":
-                met.append(local.extents[parent.axis] - 1 - value[parent.axis])  # whole vectors only
-            full = _whole(local.stage, s.axis, local.extents) // s.factor
-            ceil = (size + s.factor - 1) // s.factor
-            out = [c for c in out if c.expr not in met]
-            out = [Constraint(full - 1 - outer) if c.expr == ceil - 1 - outer else c for c in out]
-        for depth, axis in enumerate(local.axes):
-            cut = f"{axis}#"
-            if not walk.settled(cut):
-                continue
-            edge = self._ragged(replace(walk.without(cut), depth=depth), local)
-            v = Affine.dim(local.vars[axis])
-            if cut in walk.mains:
-                out = [c for c in out if all(c != e for e, _ in edge)] + [Constraint(last - v) for _, last in edge]
-            elif len(edge) == 1:
-                out = [*out, Constraint(v - edge[0][1] - 1)]
-        return tuple(out)
 
     def _open(self, frame: Frame, var: str, low: tuple[Affine, ...], high: tuple[Affine, ...]) -> Frame:
         ranges = dict(frame.ranges)
@@ -443,7 +266,7 @@ class _Lowering:
         target, index = access(op.target, tuple(e.substitute(dims) for e in op.index))
         assign = Assign(op.name, tuple(dims[d] for d in op.dims), target, index, value, op.reduce)
         # loop bounds hold neither floors of loop variables nor what is about parameters alone
-        kept = (c for c in self._active(walk, local) if needs_guard(c) or not c.expr.dims())
+        kept = (c for c in active(walk, local) if needs_guard(c) or not c.expr.dims())
         left = [c for c in kept if not holds(c, frame.ranges)]
         return (Guard(tuple(left), (assign,)),) if left else (assign,)
 
@@ -453,21 +276,3 @@ def _reader(op: Op, local: Local) -> Reader:
     if op.reduce is not None:
         accesses.append((op.target, tuple(e.substitute(local.dims) for e in op.index)))
     return Reader(op.name, tuple(accesses), tuple(local.ranges().items()))
-
-
-def _is_cut(stage: Stage, split: Split) -> bool:
-    """Whether tiles of two heights may cover the axis: unrolled iterations of a dim, none of them vectors."""
-    return stage.kind(split.inner) == "unroll" and stage.split_of(split.axis) is None and split.factor > 2
-
-
-def _whole(stage: Stage, axis: str, size: Mapping[str, Affine]) -> Affine:
-    """Return the iterations of ``axis`` that are whole: those of full vectors, where ``axis`` counts vectors."""
-    parent = stage.split_of(axis)
-    if parent is not None and parent.outer == axis and stage.kind(parent.inner) == "vector":
-        return size[parent.axis] // parent.factor
-    return size[axis]
-
-
-def _span(var: str, first: Affine, size: Affine) -> tuple[Constraint, Constraint]:
-    v = Affine.dim(var)
-    return Constraint(v - first), Constraint(size - 1 - v)

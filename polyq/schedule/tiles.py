@@ -185,11 +185,7 @@ def _unrolls(op: Op, dims: tuple[str, ...], budget: int) -> list[tuple[tuple[str
     for d in dims:
         size = size_of(op.extent(d))
         # a symbolic extent may be 1: what is left over a tile runs one by one, so these tiles stay small
-        sizes = [
-            n
-            for n in (2, 3, 4, 6, 8)
-            if n <= (size if is_weighed(op.extent(d)) else SYMBOLIC_UNROLL)
-        ]
+        sizes = [n for n in (2, 3, 4, 6, 8) if n <= (size if is_weighed(op.extent(d)) else SYMBOLIC_UNROLL)]
         if is_weighed(op.extent(d)) and size > 0:
             sizes = [-(-size // -(-size // n)) for n in (*sizes, min(size, 8))]  # as even as so many tiles can be
         choices = [(*c, (d, n)) for c in choices for n in sorted(set(sizes))]

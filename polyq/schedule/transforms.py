@@ -170,9 +170,7 @@ def scale_fields(plan: Plan, op: str, codes: str, packed: str, dim: str, fields:
     return plan.with_spec(sums.scale_fields(plan.spec, op, codes, packed, dim, fields))
 
 
-def quantize(
-    plan: Plan, op: str, operand: str, inner: Sequence[str], numerics: str, dtype: str | None = None
-) -> Plan:
+def quantize(plan: Plan, op: str, operand: str, inner: Sequence[str], numerics: str, dtype: str | None = None) -> Plan:
     """Round a sum's operand to integers, group by group (see :func:`polyq.affine.quantize.quantize`)."""
     plan.stage(op)
     return plan.with_spec(quantization.quantize(plan.spec, op, operand, tuple(inner), numerics, dtype))
