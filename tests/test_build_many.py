@@ -68,7 +68,7 @@ def test_progress_counts_and_names(folder, capsys):
     told = []
     polyq.build_many([scaled(1), answer(2)], progress=told.append)
     assert [(p.done, p.total) for p in told] == [(1, 2), (2, 2)]
-    assert sorted(p.name for p in told) == ["answer", "kernel"]
+    assert sorted(p.name for p in told) == ["answer", "y"]
     assert all(p.seconds > 0 for p in told)
     assert str(Progress(2, 3, "conv", 0.417)) == "[2/3] conv: 0.42 s"
     assert capsys.readouterr().err == ""
@@ -103,7 +103,7 @@ def test_an_error_in_another_process_is_raised_here(folder):
     wide = polyq.parse("y[i] = x[i]", x=("u4", ("n",)))
     racing = polyq.Schedule.naive(wide).parallel("y", "i")  # threads would share a byte
     programs = [scaled(5), scaled(6), scaled(7), scaled(8), racing]
-    with pytest.raises(ScheduleError, match=r"^build_many: program 5 of 5 \(kernel\): .*cannot be parallel"):
+    with pytest.raises(ScheduleError, match=r"^build_many: program 5 of 5 \(y\): .*cannot be parallel"):
         polyq.build_many(programs, workers=2)
 
 

@@ -112,16 +112,17 @@ def test_rows_that_are_read_in_large_steps_are_copied_into_tiles() -> None:
     assert "a.packed" not in {t.name for t in Schedule.auto(near, target="avx2").plan.spec.all_tensors}
 
 
-@pytest.mark.parametrize("m", [24, 31])
-def test_the_rows_of_a_triangle_part_where_the_first_one_ends(m: int) -> None:
+@pytest.mark.parametrize(("m", "height", "first"), [(24, 6, 1), (31, 5, 7)])  # 31 rows are 6 and five times 5
+def test_the_rows_of_a_triangle_part_where_the_first_one_ends(m: int, height: int, first: int) -> None:
     spec = polyq.parse("y[i, j] += a[i, k] * b[k, j] where k <= i", a=("f32", (m, m)), b=("f32", (m, 48)))
     schedule = Schedule.auto(spec, target="avx2")
     source = generate(schedule).source
     assert "float y_acc" not in source
-    tile = re.search(r"for \(int64_t k = 0; k < 6 \* io \+ 1; \+\+k\)\n\s*{\n(.*?)\n\s*}\n", source, re.DOTALL)
+    loop = rf"for \(int64_t k = 0; k < {height} \* io \+ {first}; \+\+k\)"
+    tile = re.search(rf"{loop}\n\s*{{\n(.*?)\n\s*}}\n", source, re.DOTALL)
     assert tile is not None
     assert "if (" not in tile[1]
-    assert tile[1].count("y_acc_") == 12
+    assert tile[1].count("y_acc_") == 2 * height
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, m), (m, 48)))
     assert_close(polyq.build(spec), reference=np.tril(np.asarray(a, np.float64)) @ b, a=a, b=b)

@@ -11,6 +11,7 @@ import pytest
 
 import polyq.__main__ as command
 import polyq.limits
+from polyq import command_line
 from polyq.command_line import FLAGSHIP
 
 if sys.version_info >= (3, 11):
@@ -301,7 +302,7 @@ def test_a_program_is_named_after_its_file(tmp_path, capsys, bandwidth):
 
 
 def test_each_run_of_the_flagship_is_saved_by_itself(tmp_path, bandwidth, monkeypatch):
-    monkeypatch.setattr(command, "FLAGSHIP", command.FLAGSHIP.replace("4096", "64"))
+    monkeypatch.setattr(command_line, "FLAGSHIP", FLAGSHIP.replace("4096", "64"))
     assert command.main(["--save", str(tmp_path / "run.npz")]) == 0
     saved = {path.name: np.load(path)["y"].shape for path in tmp_path.iterdir()}
     assert saved == {"run-m1.npz": (1, 64), "run-m16.npz": (16, 64)}

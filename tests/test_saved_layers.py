@@ -256,7 +256,7 @@ def test_what_cannot_be_recovered_is_refused_on_another_cpu(tmp_path):
     _edit(path, lambda h: h.update(layout="0" * 40, packed=[]))
     with pytest.raises(
         polyq.BuildError,
-        match=r"layer: kernel was packed as another CPU or another version of polyq reads it \(for \w+\), and w, z, s "
+        match=r"layer: y was packed as another CPU or another version of polyq reads it \(for \w+\), and w, z, s "
         "cannot be recovered from what was packed; bind the original arrays here, and save again",
     ):
         polyq.load(path)

@@ -162,7 +162,7 @@ def test_what_is_found_is_kept_and_built(folder):
     assert sorted(t.reason for t in found.failures) == ["crashed: SIGSEGV", "hung: killed"]
     assert Path(found.kept).parent == folder / "tuned"
     text = str(found)
-    assert text.startswith("kernel: 2.00 times as fast as untuned, 500 us (1 thread; ")
+    assert text.startswith("y: 2.00 times as fast as untuned, 500 us (1 thread; ")
     assert f"    tile of y.acc: {asked.renaming.text(options[3])}\n" in text
     assert f"    tile of y.acc: {asked.renaming.text(options[1])}: crashed: SIGSEGV" in text
     kernel = polyq.build(spec)
@@ -179,7 +179,7 @@ def test_what_is_found_is_kept_and_built(folder):
 def test_a_kernel_that_cannot_be_timed_is_an_error(folder):
     bench = Fake("")
     bench.start = lambda choices: FakeProcess(Fake("", crashes="plain"), {"any": "plain"})
-    with pytest.raises(BuildError, match=r"^tune: kernel: the kernel itself cannot be timed: crashed: SIGSEGV"):
+    with pytest.raises(BuildError, match=r"^tune: y: the kernel itself cannot be timed: crashed: SIGSEGV"):
         tune_problem(problem(), 10.0, bench=bench)
 
 
@@ -192,13 +192,13 @@ def test_problems_are_the_ranges_that_sizes_lie_in():
     assert [(dict(p.sizes), [dict(q) for q in p.points]) for p in chosen] == [({"m": 16}, [{"m": 4}, {"m": 40}])]
     assert len(problems_of(spec, None, "reassoc", "native", 2, ("b",))) == len(BOUND_RUNGS)
     plain = polyq.parse("y[i] = 2 * x[i]", x=("i32", ("n",)))
-    assert [p.title for p in problems_of(plain, None, "reassoc", "native", 2, ())] == ["kernel n=64"]
+    assert [p.title for p in problems_of(plain, None, "reassoc", "native", 2, ())] == ["y n=64"]
     for p in (*chosen, problem()):
         assert Problem.decode(json.loads(json.dumps(p.encode()))) == p
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    ({"sizes": {"n": 3}}, r"^tune: kernel: expected no sizes, since it has no parameters; got n$"),
+    ({"sizes": {"n": 3}}, r"^tune: y: expected no sizes, since it has no parameters; got n$"),
     ({"budget": -1}, r"^tune: budget=-1: expected seconds, a number of at least 0$"),
     ({"budget": True}, r"^tune: budget=True: expected seconds"),
     ({"constants": ("q",)}, r"constants: q: no input has that name"),
@@ -212,9 +212,9 @@ def test_what_does_not_fit_is_refused(folder, options, said):
 
 def test_sizes_are_checked():
     spec = polyq.parse(MATMUL, a=("f32", ("m", 32)), b=("f32", (32, 32)))
-    with pytest.raises(ArgumentError, match=r"^tune: kernel: expected m=\.\.\.; got none$"):
+    with pytest.raises(ArgumentError, match=r"^tune: y: expected m=\.\.\.; got none$"):
         polyq.tune(spec, sizes={})
-    with pytest.raises(ArgumentError, match=r"^tune: kernel: m=0: expected whole numbers of at least 1$"):
+    with pytest.raises(ArgumentError, match=r"^tune: y: m=0: expected whole numbers of at least 1$"):
         polyq.tune(spec, sizes=[{"m": 0}])
 
 
@@ -227,7 +227,7 @@ def test_a_small_spec_is_tuned_for_real(folder, capsys):
     assert one.untuned > 0
     assert one.trials
     assert not [t for t in one.trials if t.verdict == "failed" and not t.reason.startswith("not confirmed")]
-    assert "kernel: " in capsys.readouterr().err
+    assert "y: " in capsys.readouterr().err
     kernel = polyq.build(spec)
     assert kernel.tuned is not None
     assert kernel.tuned.choices == one.choices
@@ -255,7 +255,7 @@ print(polyq.build(spec).tuned is not None)
 def test_an_interrupt_ends_the_search_and_keeps_what_there_is(folder):
     result = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=200)
     assert result.stderr == ""
-    assert result.stdout == "True True it was interrupted ('kernel: it was interrupted',)\nTrue\n"
+    assert result.stdout == "True True it was interrupted ('y: it was interrupted',)\nTrue\n"
 
 
 # ---- executors
@@ -309,7 +309,7 @@ def test_a_job_that_fails_leaves_the_others(folder):
     with Broken(1, mp_context=get_context("spawn")) as pool:
         found = polyq.tune([matmul()], budget=0, executor=pool, progress=False)
     assert found[0].ranges == ()
-    assert found[0].missing[0].startswith("kernel: BrokenProcessPool: ")
+    assert found[0].missing[0].startswith("y: BrokenProcessPool: ")
 
 
 # ---- the progress line
@@ -374,7 +374,7 @@ def test_the_command_line_tunes_lists_and_carries_over(folder, tmp_path, capsys,
     (["none.txt"], "python -m polyq: cannot read none.txt: No such file or directory"),
     (["--merge", "none.json"], "python -m polyq: merge: none.json cannot be read: No such file or directory"),
     (["none.txt", "--list"], "python -m polyq: none.txt: --list, --export and --merge are about all programs; leave the file out"),
-    (["--set", "q=3"], "python -m polyq: tune: kernel: expected m=...; got q"),
+    (["--set", "q=3"], "python -m polyq: tune: y: expected m=...; got q"),
 ])  # fmt: skip
 def test_the_command_line_refuses_in_one_line(folder, capsys, arguments, said):
     from polyq.__main__ import main
