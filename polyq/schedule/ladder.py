@@ -15,9 +15,8 @@ __all__ = ["Ladder", "ladder_of"]
 
 #: the least value of each range, and the size that it is made for
 RUNGS = ((0, 1), (2, 16))
-#: and where operands are bound: two rows share each conversion of a code in wider tiles than more rows leave registers
-#: for, and for many rows what is computed from codes is kept for all of them
-BOUND_RUNGS = ((0, 1), (2, 2), (3, 16), (48, 128))
+#: and the range of many rows, where what is computed from bound codes is kept for all of them
+MANY_ROWS = (48, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +42,13 @@ class Ladder:
 def ladder_of(spec: Spec, bound: bool = False) -> Ladder | None:
     """Return the ranges for ``spec``: of a parameter that counts rows over which an operand is reused.
 
-    ``bound``: operands are bound, so that ranges differ by more than the shape of their tiles.
+    ``bound``: operands are bound, so that many rows deserve a range of their own.
     Of several in a contraction the last serves: what stands in front of it is a batch.
     """
     for op in spec.ops:
         rows = _rows(op) if op.reduce is not None else []
         if rows:
-            return Ladder(rows[-1], BOUND_RUNGS if bound else RUNGS)
+            return Ladder(rows[-1], (*RUNGS, MANY_ROWS) if bound else RUNGS)
     return None
 
 
