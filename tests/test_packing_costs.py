@@ -85,6 +85,6 @@ def test_the_payoff_of_a_layer_is_measured():
     assert unpacked.packing is None
     assert unpacked.payoff(repeats=3, m=1).calls == 0
     with pytest.raises(
-        polyq.ArgumentError, match=r"payoff: kernel was built from a schedule.* compare their benchmark"
+        polyq.ArgumentError, match=r"payoff: y was built from a schedule.* compare their benchmark"
     ):
         polyq.build(Schedule.naive(kernel.spec)).bind(**arrays).payoff(m=1)

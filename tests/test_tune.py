@@ -18,7 +18,7 @@ import pytest
 import polyq
 from polyq.affine.errors import ArgumentError, BuildError
 from polyq.build import tuned
-from polyq.schedule.ladder import BOUND_RUNGS
+from polyq.schedule.ladder import MANY_ROWS, RUNGS
 from polyq.tuning import Progress, Tuning
 from polyq.tuning.problem import Problem, problems_of
 from polyq.tuning.process import Limits, Workshop
@@ -190,7 +190,7 @@ def test_problems_are_the_ranges_that_sizes_lie_in():
     assert sized == [({"m": 1}, [{"m": 1}]), ({"m": 16}, [{"m": 16}])]
     chosen = problems_of(spec, [{"m": 4}, {"m": 40}], "reassoc", "native", 2, ())
     assert [(dict(p.sizes), [dict(q) for q in p.points]) for p in chosen] == [({"m": 16}, [{"m": 4}, {"m": 40}])]
-    assert len(problems_of(spec, None, "reassoc", "native", 2, ("b",))) == len(BOUND_RUNGS)
+    assert len(problems_of(spec, None, "reassoc", "native", 2, ("b",))) == len((*RUNGS, MANY_ROWS))
     plain = polyq.parse("y[i] = 2 * x[i]", x=("i32", ("n",)))
     assert [p.title for p in problems_of(plain, None, "reassoc", "native", 2, ())] == ["y n=64"]
     for p in (*chosen, problem()):
