@@ -253,4 +253,8 @@ def _same(run: Run, item: Joined) -> Value:
             f"  return ({vector})({wide}){{{fill}}};\n}}",
         )
         text = f"{name}({', '.join(run.value(load, None).text for load in loads_)})"
-    return run.once(("same", *loads_, lanes), Value(text, kind, parts * lanes), f"{stem(loads_[0].tensor)}_spread")
+    value = Value(text, kind, parts * lanes)
+    # a barrier only where an instruction could spread from memory for each of its users (AVX-512): elsewhere it made
+    # gcc 12 move loads to the front of the loop, where they took the registers of sums
+    folds = run.helpers.vector_bytes >= 64
+    return run.once(("same", *loads_, lanes), value, f"{stem(loads_[0].tensor)}_spread", keep=folds)
