@@ -27,7 +27,7 @@ import numpy as np
 
 import polyq
 from benchmarks.table import BODY, GROUP, blas_threads, flagship_text, random_weights
-from polyq.affine.arrays import random_arrays
+from polyq.affine.arrays import from_storage, random_arrays
 from polyq.limits import Fma, Read
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 200, 256, 512)
@@ -54,9 +54,7 @@ class Problem:
 
     def floats(self, held: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return dequantized weights, transposed."""
-        codes = held["w"]
-        if self.bits == 4:  # the low nibble is the first of two
-            codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(self.n, self.groups, GROUP)
+        codes = from_storage(self.spec.tensor("w"), held["w"], (self.n, self.groups, GROUP))
         whole = (codes.astype(np.float32) - held["z"][..., None]) * held["s"][..., None]
         return np.ascontiguousarray(whole.reshape(self.n, -1).T)
 
@@ -132,6 +130,7 @@ def _session(problem: Problem, held: Mapping[str, np.ndarray], accuracy: int) ->
 def measured(problem: Problem, peers: Mapping[str, Peer], m: int, rounds: int) -> dict[str, float]:
     """Return the median seconds of each peer and limit for m rows, all in the same rounds."""
     count = len(problem.sets)
+    turns = count if m < 64 else 1  # many rows take long enough with one set, another each round
     calls = {name: peer(m) for name, peer in peers.items()}
     read = Read(problem.bytes, count, problem.threads)
     fma = Fma(2.0 * m * problem.n * problem.groups * GROUP, problem.threads)
@@ -141,9 +140,9 @@ def measured(problem: Problem, peers: Mapping[str, Peer], m: int, rounds: int) -
         found["FMA"].append(fma.seconds())
         for name, call in calls.items():
             started = time.perf_counter()
-            for i in range(count if m < 64 else 1):  # many rows take long enough with one set, another each round
-                call(i if m < 64 else at % count)
-            found[name].append((time.perf_counter() - started) / (count if m < 64 else 1))
+            for i in range(turns):
+                call((at + i) % count)
+            found[name].append((time.perf_counter() - started) / turns)
     return {name: statistics.median(times) for name, times in found.items()}
 
 

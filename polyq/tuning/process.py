@@ -11,7 +11,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from polyq.build.child import python_command
@@ -54,13 +53,10 @@ class Process:
     def __init__(
         self, problem: Problem, choices: Mapping[str, str], rounds: Rounds, *, cold: bool = True, code: str = SERVE
     ) -> None:
-        place = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join([place, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._process = subprocess.Popen(
             python_command(code),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-            env={**os.environ, "PYTHONPATH": path},
             start_new_session=True,  # an interrupt from the terminal comes through this process
         )  # fmt: skip
         self._rest = b""
