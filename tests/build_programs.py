@@ -16,7 +16,7 @@ HEAD = """
 #include <stddef.h>
 #include <stdint.h>
 typedef struct {
-  void (*run)(void (*body)(void *argument, int thread, int threads), void *argument, int threads);
+  void (*run)(void (*body)(void *argument, int part, int parts), void *argument, int threads);
   void *(*workspace)(size_t bytes);
   void *(*scratch)(size_t bytes);
 } polyq_runtime;
@@ -117,9 +117,9 @@ def threaded():
         """
 #include <string.h>
 typedef struct { const polyq_runtime *runtime; const float *x; float *y; int64_t n; int failed; } frame;
-static void part(void *argument, int thread, int threads) {
+static void one(void *argument, int part, int parts) {
   frame *f = argument;
-  int64_t from = f->n * thread / threads, to = f->n * (thread + 1) / threads;
+  int64_t from = f->n * part / parts, to = f->n * (part + 1) / parts;
   float *tile = f->runtime->scratch((size_t)(to - from) * 4);
   if (!tile || (uintptr_t)tile % 64) { f->failed = 1; return; }
   for (int64_t i = from; i < to; i++) tile[i - from] = 3 * f->x[i];
@@ -130,7 +130,7 @@ static void part(void *argument, int thread, int threads) {
   if (!copy || (uintptr_t)copy % 64) return 1;
   memcpy(copy, buffers[0], (size_t)params[0] * 4);
   frame f = {runtime, copy, buffers[1], params[0], 0};
-  runtime->run(part, &f, threads);
+  runtime->run(one, &f, threads);
   if (f.failed) return 1;""", params=("n",),
     )  # fmt: skip
 

@@ -40,48 +40,49 @@ def test_any_number_of_threads_gives_the_result(count, size):
 
 
 def parts():
-    """``y[t]`` is the number of threads that the part ``t`` saw: all parts agree, and each runs once."""
+    """``y[p]`` is the number of parts that the part ``p`` saw: all parts agree, and each runs once."""
     return build_programs.program(
-        "parts", [], [("y", "i32", (64,))],
+        "parts", [], [("y", "i32", (256,))],
         """
-static void part(void *argument, int thread, int threads) { __atomic_fetch_add((int *)argument + thread, threads, 5); }
+static void one(void *argument, int part, int parts) { __atomic_fetch_add((int *)argument + part, parts, 5); }
 //main
-  for (int i = 0; i < 64; i++) ((int *)buffers[0])[i] = 0;
-  runtime->run(part, buffers[0], threads);""",
+  for (int i = 0; i < 256; i++) ((int *)buffers[0])[i] = 0;
+  runtime->run(one, buffers[0], threads);""",
     )  # fmt: skip
 
 
 def test_every_part_runs_once_with_the_same_count():
-    for count in (1, 2, 5, 3, 16, 2):
-        seen = polyq.build(parts(), threads=count)()
-        np.testing.assert_array_equal(seen, [count] * count + [0] * (64 - count))
+    for threads in (1, 2, 5, 3, 16, 2):
+        seen = polyq.build(parts(), threads=threads)()
+        count = 1 if threads == 1 else 8 * threads  # more parts than threads: who is done takes what others have left
+        np.testing.assert_array_equal(seen, [count] * count + [0] * (256 - count))
     kernel = polyq.build(parts(), threads=3)
     for pause in (0, 0.003, 0.0):  # awake, asleep, awake
         for _ in range(300 if not pause else 20):
-            np.testing.assert_array_equal(kernel(), [3] * 3 + [0] * 61)
+            np.testing.assert_array_equal(kernel(), [24] * 24 + [0] * 232)
             time.sleep(pause)
 
 
 def test_a_parallel_loop_inside_a_parallel_loop_runs_serially():
     nested = polyq.build(
         build_programs.program(
-            "nested", [], [("y", "i32", (4,))],
+            "nested", [], [("y", "i32", (32,))],
             """
 typedef struct { const polyq_runtime *runtime; int *y; } frame;
-static void inner(void *argument, int thread, int threads) { *(int *)argument += 10 * threads + thread; }
-static void outer(void *argument, int thread, int threads) {
+static void inner(void *argument, int part, int parts) { *(int *)argument += 10 * parts + part; }
+static void outer(void *argument, int part, int parts) {
   frame *f = argument;
-  (void)threads;
-  f->runtime->run(inner, f->y + thread, 4);
+  (void)parts;
+  f->runtime->run(inner, f->y + part, 4);
 }
 //main
   frame f = {runtime, buffers[0]};
-  for (int i = 0; i < 4; i++) f.y[i] = 0;
+  for (int i = 0; i < 32; i++) f.y[i] = 0;
   runtime->run(outer, &f, threads);""",
         ),
         threads=4,
     )  # fmt: skip
-    np.testing.assert_array_equal(nested(), [10] * 4)
+    np.testing.assert_array_equal(nested(), [10] * 32)
 
 
 def test_eight_python_threads_on_one_kernel(threaded):
@@ -213,21 +214,21 @@ def test_pickles(threaded):
 def test_a_thread_with_a_small_stack_has_room_for_large_scratch():
     large = polyq.build(
         build_programs.program(
-            "large", [], [("y", "f64", (2,))],
+            "large", [], [("y", "f64", (16,))],
             """
 typedef struct { const polyq_runtime *runtime; double *y; int failed; } frame;
-static void part(void *argument, int thread, int threads) {
+static void one(void *argument, int part, int parts) {
   frame *f = argument;
   float *tile = f->runtime->scratch((size_t)256 * 11008 * 4);
   if (!tile) { f->failed = 1; return; }
   double sum = 0;
   for (int64_t i = 0; i < (int64_t)256 * 11008; i++) tile[i] = 1;
   for (int64_t i = 0; i < (int64_t)256 * 11008; i++) sum += tile[i];
-  f->y[thread] = sum * threads;
+  f->y[part] = sum * parts;
 }
 //main
   frame f = {runtime, buffers[0], 0};
-  runtime->run(part, &f, threads);
+  runtime->run(one, &f, threads);
   if (f.failed) return 1;""",
         ),
         threads=2,
@@ -240,7 +241,7 @@ static void part(void *argument, int thread, int threads) {
         worker.join()
     finally:
         threading.stack_size(before)
-    np.testing.assert_array_equal(results[0], [2 * 256 * 11008.0] * 2)
+    np.testing.assert_array_equal(results[0], [16 * 256 * 11008.0] * 16)
 
 
 def test_buffers_of_a_thread_grow_stay_and_are_apart():
@@ -272,13 +273,13 @@ HARNESS = """
 #include "RUNTIME"
 #include <stdio.h>
 #include <string.h>
-static void part(void *argument, int thread, int threads) { ((int *)argument)[thread] += threads; }
+static void one(void *argument, int part, int parts) { ((int *)argument)[part] += parts; }
 static void *caller(void *argument) {
   for (int i = 0; i < 1000; i++) {
-    int mine[64] = {0}, sum = 0, threads = 1 + i % 6;
-    run(part, mine, threads);
+    int mine[64] = {0}, sum = 0, threads = 1 + i % 6, parts = threads * PARTS_PER_THREAD;
+    run(one, mine, threads);
     for (int j = 0; j < 64; j++) sum += mine[j];
-    if (sum != threads * threads && sum != 1) abort(); /* all parts ran once, or the caller ran alone */
+    if (sum != parts * parts && sum != 1) abort(); /* all parts ran once, or the caller ran alone */
     memset(scratch((size_t)i * 100), 1, (size_t)i * 100);
     memset(workspace((size_t)i * 10), 1, (size_t)i * 10);
   }

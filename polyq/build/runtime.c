@@ -1,6 +1,9 @@
 /* The runtime of all kernels of a process: one thread pool, and buffers that belong to threads.
  *
- * The pool is fork/join. Workers spin for about a millisecond, so that the layers of a network that follow each other
+ * The pool is fork/join. A job is cut into more parts than threads: each thread takes those of its own share from the
+ * front, then what others have left from the back, so that a core that is slower, late or taken away holds up the job by
+ * one part at most. The caller waits for parts, not for workers: one that comes late finds nothing to do.
+ * Workers spin for about a millisecond, so that the layers of a network that follow each other
  * closely find them awake, and sleep afterwards; the caller spins half as long. A worker is woken away from the caller's
  * core, and a caller that fell asleep runs before the worker that wakes it. One caller at a time owns the pool, others
  * (and calls from inside a body) run serially.
@@ -17,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-typedef void (*polyq_body)(void *argument, int thread, int threads);
+typedef void (*polyq_body)(void *argument, int part, int parts);
 
 typedef struct {
   void (*run)(polyq_body body, void *argument, int threads);
@@ -124,10 +127,11 @@ static uint32_t spin_while(_Atomic uint32_t *word, uint32_t value, int64_t limit
 
 /* ---- the pool ---- */
 
-enum { MAX_WORKERS = 1023, WORKER_SPIN = 1000000, CALLER_SPIN = 500000, STACK_BYTES = 4 << 20, LINE = 64 };
+enum { MAX_WORKERS = 1023, PARTS_PER_THREAD = 8, WORKER_SPIN = 1000000, CALLER_SPIN = 500000, STACK_BYTES = 4 << 20, LINE = 64 };
 
 typedef struct {
-  _Atomic uint32_t job;      /* grows by one for each job that this worker takes part in */
+  _Atomic uint64_t share;    /* number of the job, the first part left, the end of those left */
+  _Atomic uint32_t job;      /* number of the newest job that this worker takes part in */
   _Atomic uint32_t sleeps;   /* whether it may be asleep on `job` */
   uint32_t seen;             /* `job` when the worker was made */
   place place;               /* where it may run */
@@ -135,15 +139,47 @@ typedef struct {
 
 static struct {
   pthread_mutex_t owner;     /* held while a job runs, and while the process forks */
-  polyq_body body;
-  void *argument;
-  int threads;               /* that take part in the job; the caller is thread 0 */
+  uint32_t job;              /* grows by one for each job */
+  _Atomic polyq_body body;   /* these four may be read late, by a worker that then finds no part of its job left */
+  void *_Atomic argument;
+  _Atomic int threads;       /* that take part in the job; the caller is thread 0 */
+  _Atomic int parts;
   int workers;               /* that exist */
   int cores;                 /* that this process may use */
-  _Atomic uint32_t unanswered __attribute__((aligned(LINE))); /* parts of the job that are not done */
+  _Atomic uint32_t undone __attribute__((aligned(LINE))); /* parts of the job that are not done */
   _Atomic uint32_t caller_sleeps;
   worker worker[MAX_WORKERS + 1]; /* by number of thread */
 } pool = {.owner = PTHREAD_MUTEX_INITIALIZER};
+
+static uint64_t share_of(uint32_t job, int first, int end) {
+  return (uint64_t)job << 32 | (uint64_t)first << 16 | (uint64_t)end;
+}
+
+/* Take a part of the job from a thread's share, the first or the last; -1 if none is left. */
+static int take(_Atomic uint64_t *share, uint32_t job, int from_front) {
+  uint64_t now = atomic_load(share);
+  for (;;) {
+    int first = now >> 16 & 0xffff, end = now & 0xffff;
+    if (now >> 32 != job || first == end) return -1;
+    uint64_t next = from_front ? share_of(job, first + 1, end) : share_of(job, first, end - 1);
+    if (atomic_compare_exchange_weak(share, &now, next)) return from_front ? first : end - 1;
+  }
+}
+
+/* Run parts of the job until none is left to take; return whether this thread ended the last one. */
+static int take_part(uint32_t job, int thread) {
+  polyq_body body = pool.body;
+  void *argument = pool.argument;
+  int threads = pool.threads, parts = pool.parts, last = 0;
+  for (int k = 0; k < threads; k++) {
+    _Atomic uint64_t *share = &pool.worker[(thread + k) % threads].share;
+    for (int part; (part = take(share, job, k == 0)) >= 0;) {
+      body(argument, part, parts);
+      last = atomic_fetch_sub(&pool.undone, 1) == 1;
+    }
+  }
+  return last;
+}
 
 static void *work(void *argument) {
   int thread = (int)(intptr_t)argument;
@@ -165,9 +201,8 @@ static void *work(void *argument) {
     last = now;
     let_go(&self->place); /* the job was counted after the worker was kept away, so this comes later too */
     spin = pool.threads <= pool.cores ? WORKER_SPIN : 0; /* with more threads than cores it would hold up the others */
-    pool.body(pool.argument, thread, pool.threads);
-    if (atomic_fetch_sub(&pool.unanswered, 1) == 1 && atomic_load(&pool.caller_sleeps)) {
-      wake_all(&pool.unanswered);
+    if (take_part(now, thread) && atomic_load(&pool.caller_sleeps)) {
+      wake_all(&pool.undone);
       sched_yield(); /* the caller may have been put behind this thread */
     }
   }
@@ -208,20 +243,35 @@ static int make_workers(int wanted) {
   return pool.workers;
 }
 
-/* Wait for the other parts: they end about when the caller's own does, so it spins first. */
+/* Wait for the parts that others run: they end about when the caller's last one does, so it spins first. */
 static void join(int64_t spin) {
   uint32_t left;
   int64_t end = nanoseconds() + spin;
-  while ((left = atomic_load_explicit(&pool.unanswered, memory_order_acquire))) {
+  while ((left = atomic_load_explicit(&pool.undone, memory_order_acquire))) {
     int64_t rest = end - nanoseconds();
     if (rest > 0) {
-      spin_while(&pool.unanswered, left, rest);
+      spin_while(&pool.undone, left, rest);
       continue;
     }
     atomic_store(&pool.caller_sleeps, 1);
-    if ((left = atomic_load(&pool.unanswered))) sleep_while(&pool.unanswered, left);
+    if ((left = atomic_load(&pool.undone))) sleep_while(&pool.undone, left);
     atomic_store(&pool.caller_sleeps, 0);
   }
+}
+
+/* Lay out the parts of a new job; none of the one before is left, so nobody reads what it was. */
+static uint32_t publish(polyq_body body, void *argument, int threads) {
+  uint32_t job = ++pool.job;
+  pool.body = body;
+  pool.argument = argument;
+  pool.threads = threads;
+  pool.parts = threads * PARTS_PER_THREAD;
+  atomic_store(&pool.undone, (uint32_t)pool.parts);
+  for (int thread = 0; thread < threads; thread++) {
+    int first = thread * PARTS_PER_THREAD;
+    atomic_store(&pool.worker[thread].share, share_of(job, first, first + PARTS_PER_THREAD));
+  }
+  return job;
 }
 
 static void run(polyq_body body, void *argument, int threads) {
@@ -237,17 +287,14 @@ static void run(polyq_body body, void *argument, int threads) {
     body(argument, 0, 1);
     return;
   }
-  pool.body = body;
-  pool.argument = argument;
-  pool.threads = threads;
-  atomic_store(&pool.unanswered, (uint32_t)threads - 1);
+  uint32_t job = publish(body, argument, threads);
   for (int thread = 1; thread < threads; thread++) {
     worker *w = &pool.worker[thread];
     if (atomic_load(&w->sleeps)) keep_away(&w->place);
-    atomic_fetch_add(&w->job, 1);
+    atomic_store(&w->job, job);
     if (atomic_load(&w->sleeps)) wake_all(&w->job);
   }
-  body(argument, 0, threads);
+  take_part(job, 0);
   join(threads <= pool.cores ? CALLER_SPIN : 0);
   pthread_mutex_unlock(&pool.owner);
 }

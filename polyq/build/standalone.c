@@ -6,7 +6,7 @@
 enum { POLYQ_MOST_THREADS = 256 };
 
 typedef struct {
-  void (*body)(void *argument, int thread, int threads);
+  void (*body)(void *argument, int part, int parts);
   void *argument;
   int thread, threads;
 } polyq_part;
@@ -45,7 +45,7 @@ static void *polyq_run_part(void *argument) {
   return NULL;
 }
 
-static void polyq_run(void (*body)(void *argument, int thread, int threads), void *argument, int threads) {
+static void polyq_run(void (*body)(void *argument, int part, int parts), void *argument, int threads) {
   pthread_t id[POLYQ_MOST_THREADS];
   polyq_part part[POLYQ_MOST_THREADS];
   if (threads > POLYQ_MOST_THREADS) threads = POLYQ_MOST_THREADS;

@@ -23,7 +23,7 @@ __all__ = [
 _RESERVED = re.compile(
     "auto|break|case|char|const|continue|default|do|double|else|enum|extern|float|for|goto|if|inline|int|long|register|"
     "restrict|return|short|signed|sizeof|static|struct|switch|typedef|union|unsigned|void|volatile|while|asm|typeof|"
-    "runtime|buffers|params|threads|thread|argument|shared|given|failed|arena|first|count|work|most|main|linux|unix|"
+    "runtime|buffers|params|threads|part|parts|argument|shared|given|failed|arena|first|count|work|most|main|linux|unix|"
     "NULL|abs|div|labs|remainder|index|signal|time|clock|"
     "acos|asin|atan|ceil|cos|cosh|exp|erf|erfc|fabs|floor|fmod|hypot|log|pow|rint|round|sin|sinh|sqrt|tan|tanh|trunc|"
     "gamma|lgamma|tgamma|y0|y1|yn|j0|j1|jn|fma|fmax|fmin|scalb|significand|drem|finite"

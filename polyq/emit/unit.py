@@ -28,7 +28,7 @@ _PREAMBLE = """\
 #include <stdint.h>
 
 typedef struct {
-  void (*run)(void (*body)(void *argument, int thread, int threads), void *argument, int threads);
+  void (*run)(void (*body)(void *argument, int part, int parts), void *argument, int threads);
   void *(*workspace)(size_t bytes);
   void *(*scratch)(size_t bytes);
 } polyq_runtime;
@@ -257,18 +257,17 @@ def _region(unit: _Unit, loop: Loop, context: Context) -> list[cgen.Generable]:
 
 
 def _slices(var: str, inner: list[cgen.Generable], uneven: bool) -> cgen.Generable:
-    """Return a thread's part of ``first`` to ``first + count``: a slice, or two that lie opposite each other.
+    """Return a part of ``first`` to ``first + count``: a slice, or two that lie opposite each other.
 
-    Where work grows from one end to the other, as over a triangle, two opposite slices come to the same for everyone.
+    Where work grows from one end to the other, as over a triangle, two opposite slices come to the same for all parts.
     """
     if not uneven:
-        start, end = "first + count * thread / threads", "first + count * (thread + 1) / threads"
+        start, end = "first + count * part / parts", "first + count * (part + 1) / parts"
         return blocks.loop(f"int64_t {var} = {start}", f"{var} < {end}", f"++{var}", inner)
-    parts = "(2 * threads)"
-    start, end = f"first + count * slice / {parts}", f"first + count * (slice + 1) / {parts}"
+    start, end = "first + count * slice / (2 * parts)", "first + count * (slice + 1) / (2 * parts)"
     each = blocks.loop(f"int64_t {var} = {start}", f"{var} < {end}", f"++{var}", inner)
-    step = "slice = slice < threads ? 2 * threads - 1 - thread : 2 * threads"
-    return blocks.loop("int slice = thread", f"slice < {parts}", f"{step}", [each])
+    step = "slice = slice < parts ? 2 * parts - 1 - part : 2 * parts"
+    return blocks.loop("int slice = part", "slice < 2 * parts", step, [each])
 
 
 def _function(unit: _Unit, number: int, body: str, used: set[str], given: list[tuple[str, str]]) -> str:
@@ -284,7 +283,7 @@ def _function(unit: _Unit, number: int, body: str, used: set[str], given: list[t
         opening += ["if (!arena) { *given->failed = 1; return; }"]
     if len(opening) == 1:
         opening = ["(void)argument;"]
-    head = f"static void run_region_{number}(void *argument, int thread, int threads)"
+    head = f"static void run_region_{number}(void *argument, int part, int parts)"
     return "\n".join([*record, "", head, "{", *_indented([*opening, body]), "}", ""])
 
 
