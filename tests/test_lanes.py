@@ -161,3 +161,18 @@ def test_a_large_input_that_is_read_in_order_is_asked_for_early() -> None:
     schedule = Schedule.auto(spec, target="avx2")
     assert schedule.plan.stream == ("y",)
     assert schedule.plan.prefetch == (("x", 2048),)
+
+
+def test_a_row_that_is_read_again_asks_for_the_next_one() -> None:
+    spec = polyq.parse(
+        "q[i] += x[i, j] * x[i, j]\ny[i, j] = x[i, j] / sqrt(q[i] / 2048.0 + 0.00001) * g[j]",
+        x=("f32", (8192, 2048)), g=("f32", (2048,)),
+    )  # fmt: skip
+    schedule = Schedule.auto(spec, target="avx2")
+    assert schedule.plan.stream == ("y",)
+    assert schedule.plan.prefetch == (("x", 4 * 2048),)
+    x, g = (a.astype(np.float32) for a in np.random.default_rng(0).standard_normal((2, 8192, 2048)))
+    got = polyq.build(spec)(x=x, g=g[0])
+    wide = x.astype(np.float64)
+    norm = np.sqrt((wide * wide).mean(axis=1, keepdims=True) + np.float32(1e-5))
+    np.testing.assert_allclose(got, wide / norm * g[0], rtol=1e-5)
