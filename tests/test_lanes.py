@@ -176,3 +176,15 @@ def test_a_row_that_is_read_again_asks_for_the_next_one() -> None:
     wide = x.astype(np.float64)
     norm = np.sqrt((wide * wide).mean(axis=1, keepdims=True) + np.float32(1e-5))
     np.testing.assert_allclose(got, wide / norm * g[0], rtol=1e-5)
+
+
+def test_a_small_window_is_unrolled_into_its_tile() -> None:
+    spec = polyq.parse(
+        "y[o, i, j] += x[c, i + p, j + q] * w[o, c, p, q] where i < 14, j < 13",
+        x=("f32", (8, 16, 15)), w=("f32", (12, 8, 3, 3)),
+    )  # fmt: skip
+    source = generate(Schedule.auto(spec, target="avx2")).source
+    assert re.findall(r"for \(int64_t ([cpq]) ", source) == ["c"] * source.count("tile y.acc:")
+    x, w = (np.random.default_rng(k).standard_normal(s).astype(np.float32) for k, s in enumerate([(8, 16, 15), (12, 8, 3, 3)]))
+    windows = np.lib.stride_tricks.sliding_window_view(x.astype(np.float64), (3, 3), (1, 2))
+    np.testing.assert_allclose(polyq.build(spec)(x=x, w=w), np.einsum("cijpq,ocpq->oij", windows, w), rtol=1e-4, atol=1e-5)
