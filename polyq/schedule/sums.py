@@ -219,7 +219,7 @@ def pack_partners(draft: Draft, name: str, tile: Tile, block: str, lane: str, st
 
 
 def _taps(op: Op, serial: Sequence[str], tile: Tile | None) -> list[str]:
-    """Return the innermost loops around a tile that are so short that they are unrolled too, as those of a 3 x 3 window."""
+    """Return the innermost loops around a tile that are short enough to be unrolled too, as those of a 3 x 3 window."""
     if tile is None or tile.reduced or tile.words is not None or op.where:
         return []
     size = tile.vectors * prod(n for _, n in tile.unroll)
