@@ -59,9 +59,22 @@ def test_extents_of_zero_that_are_known(m, k, n):
 def test_what_has_no_instance_is_not_scheduled(numerics):
     text = "d[n, g, j] = f32(w[n, g, j]) * s[n, g]\ny[m, n] += x[m, g, j] * d[n, g, j]"
     empty = kernel(text, numerics=numerics, w=("u8", (0, 2, 32)), s=("f32", (0, 2)), x=("f32", ("m", 2, 32)))
-    assert "has no instance" in str(empty.explain())
+    assert "y has no element" in str(empty.explain()) or "d has no element" in str(empty.explain())
     y = empty(w=np.zeros((0, 2, 32), np.uint8), s=np.zeros((0, 2), np.float32), x=np.ones((3, 2, 32), np.float32))
     assert y.shape == (3, 0)
+
+
+def test_only_the_statement_without_instances_is_left_out():
+    text = "y[i, j] += x[i, k] * w[k, j]\nz[i, j] += a[i, k] * b[k, j]"
+    shapes = {"x": (40, 0), "w": (0, 48), "a": (40, 64), "b": (64, 48)}
+    both = kernel(text, **{name: ("f32", shape) for name, shape in shapes.items()})
+    explained = str(both.explain())
+    assert "left out, since it has no instance" in explained
+    assert "lanes along j" in explained
+    given = {n: np.random.default_rng(1).standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    y, z = both(**given)
+    np.testing.assert_array_equal(y, np.zeros((40, 48), np.float32))
+    np.testing.assert_allclose(z, given["a"].astype(np.float64) @ given["b"], rtol=1e-4, atol=1e-4)
 
 
 def test_values_that_are_used_twice_are_not_inlined_without_end():

@@ -1,4 +1,4 @@
-"""Rewrites of boxes: where dims begin, and what fills leave out."""
+"""Rewrites of boxes: where dims begin, what fills leave out, and what has no instance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,26 @@ from polyq.affine.rewrite import fresh, moved_dim, replace_op, substitute, tenso
 from polyq.affine.scalar import Load, substitute_dims
 from polyq.affine.spec import Op, Spec
 
-__all__ = ["begins", "fill_is_hidden", "shift", "trim_fill"]
+__all__ = ["begins", "drop_empty", "fill_is_hidden", "is_empty", "shift", "trim_fill"]
+
+
+def is_empty(op: Op) -> bool:
+    """Whether a known extent says that an op has no instance."""
+    return any(e.is_constant and e.const <= 0 for e in op.extents)
+
+
+def drop_empty(spec: Spec, name: str) -> Spec:
+    """Leave out an op without instances; another one writes its tensor.
+
+    rewrite: ``y[i] = 0; y[i] += x[i, k] (k < 0)`` -> ``y[i] = 0``
+    requires: 1. an extent of the op is known to be 0; 2. the tensor has another writer.
+    """
+    op = spec.op(name)
+    if not is_empty(op):
+        raise ScheduleError(f"drop_empty({name!r}): no extent of {name} is known to be 0")
+    if len(spec.writers(op.target)) < 2:
+        raise ScheduleError(f"drop_empty({name!r}): nothing else writes {op.target}")
+    return replace_op(spec, name, ())
 
 
 def begins(op: Op) -> dict[str, int]:

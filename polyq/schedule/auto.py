@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from polyq.affine.errors import ScheduleError
 from polyq.affine.expr import Affine, FloorDiv
-from polyq.affine.fills import begins, fill_is_hidden
+from polyq.affine.fills import begins, fill_is_hidden, is_empty
 from polyq.affine.numbering import Form
 from polyq.affine.rewrite import inlinable
 from polyq.affine.scalar import Apply, depth_of, walk
@@ -96,10 +96,10 @@ def _as_forced(schedule: Schedule, made: Decisions) -> Schedule:
 
 
 def _chosen(spec: Spec, numerics: str, target: str, constants: frozenset[str]) -> Schedule:
-    if empty := next((op for op in spec.ops for e in op.extents if e.is_constant and e.const <= 0), None):
-        why = f"the program is run as it is written: {empty.name} has no instance, so there is nothing to be saved"
-        return replace(Schedule.naive(spec, numerics, target), notes=(why,))
     draft = Draft(spec, numerics, Target.named(target), constants)
+    if empty := drop_empties(draft):
+        why = f"the program is run as it is written: {empty.target} has no element, so there is little to be saved"
+        return replace(Schedule.naive(spec, numerics, target), notes=(why,))
     shift_boxes(draft)
     quantize_activations(draft)
     producers = producers_of(draft.spec)
@@ -145,6 +145,16 @@ def _next(spec: Spec, handled: set[str]) -> Op | None:
 
 
 # ---- before any loop is moved
+def drop_empties(draft: Draft) -> Op | None:
+    """Leave out statements that have no instance; return one that has to stay, since nothing else writes its tensor."""
+    for op in filter(is_empty, draft.spec.ops):
+        if len(draft.spec.writers(op.target)) == 1:
+            return op
+        draft.do("drop_empty", op=op.name)
+        draft.note(f"{op.name}: left out, since it has no instance")
+    return None
+
+
 def shift_boxes(draft: Draft) -> None:
     """Let every box begin at 0, so that lanes fit, and let fills leave out what is assigned afterwards."""
     for op in draft.spec.ops:

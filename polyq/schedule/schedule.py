@@ -262,6 +262,10 @@ class Schedule:
         """Let a fill leave out the box that a later op assigns before anybody reads it."""
         return self._with("trim_fill", op=op)
 
+    def drop_empty(self, op: str) -> Schedule:
+        """Leave out an op of which an extent is known to be 0; something else writes its tensor."""
+        return self._with("drop_empty", op=op)
+
     def split_dim(self, op: str, dim: str, factor: int, outer: str | None = None, inner: str | None = None) -> Schedule:
         """Replace a dim of the op itself by two, for rewrites that need the parts apart."""
         return self._with("split_dim", op=op, dim=dim, factor=factor, outer=outer, inner=inner)

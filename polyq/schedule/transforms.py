@@ -146,6 +146,12 @@ def trim_fill(plan: Plan, op: str) -> Plan:
     return plan.with_spec(fills.trim_fill(plan.spec, op))
 
 
+def drop_empty(plan: Plan, op: str) -> Plan:
+    """Leave out an op without instances (see :func:`polyq.affine.fills.drop_empty`)."""
+    plan.stage(op)
+    return plan.with_spec(fills.drop_empty(plan.spec, op))
+
+
 def partial_sums(plan: Plan, op: str, keep: Sequence[str], tensor: str | None = None, outer: bool = False) -> Plan:
     """Reduce in two steps (see :func:`polyq.affine.rewrite.partial_sums`)."""
     plan.stage(op)
@@ -228,7 +234,7 @@ TRANSFORMS: dict[str, Callable[..., Plan]] = {
     for f in (
         split, reorder, mark, fuse, unfuse, prefetch, stream, prepare, share,
         inline, split_dim, partial_sums, distribute, factor, scale_fields, quantize, integers, accumulate, copy_of,
-        shift, trim_fill, store_as, canonical,
+        shift, trim_fill, drop_empty, store_as, canonical,
     )
 }  # fmt: skip
 REWRITES = frozenset(
@@ -245,6 +251,7 @@ REWRITES = frozenset(
         "copy_of",
         "shift",
         "trim_fill",
+        "drop_empty",
         "store_as",
         "canonical",
     }
