@@ -59,7 +59,8 @@ class Form:
         """Return the form of a program; ``None`` where its names could be taken for those of a schedule."""
         spec = bits_as_read(widen_sums(spec))
         plain = stored(_without_marks(spec))
-        ordered = plain.with_ops(tuple(_ordered(plain, op) for op in plain.ops))
+        ranks = _ranks(plain)
+        ordered = plain.with_ops(tuple(_ordered(plain, op, ranks) for op in plain.ops))
         tensors = _tensor_numbers(ordered)
         if _look_derived(spec, tensors):
             return None
@@ -106,10 +107,16 @@ def _tensor_numbers(spec: Spec) -> dict[str, str]:
 
 
 # ---- the order of operands
-def _ordered(spec: Spec, op: Op) -> Op:
+def _ranks(spec: Spec) -> dict[str, str]:
+    """Return what tensors are sorted by where all else is the same: inputs, outputs, temporaries, in order of use."""
     ranks = {name: f"0.{k:03}" for k, name in enumerate(spec.input_names)}
+    outputs = set(spec.output_names)
     for k, o in enumerate(spec.ops):
-        ranks.setdefault(o.target, f"{1 + (o.target not in spec.output_names)}.{k:03}")
+        ranks.setdefault(o.target, f"{1 + (o.target not in outputs)}.{k:03}")
+    return ranks
+
+
+def _ordered(spec: Spec, op: Op, ranks: Mapping[str, str]) -> Op:
     dims = {d: k for k, d in enumerate(op.dims)}
     params = {p: k for k, p in enumerate(spec.params)}
 
@@ -146,16 +153,18 @@ def _ordered(spec: Spec, op: Op) -> Op:
 def _by_use(spec: Spec) -> list[str]:
     """Return the inputs by first use, the outputs by first write, then the temporaries by first write."""
     used = dict.fromkeys(n for op in spec.ops for n in (*(r.tensor for r in op.reads), op.target))
-    inputs = [n for n in (*used, *spec.input_names) if n in spec.input_names]
     written = [op.target for op in spec.ops]
-    outputs = [n for n in (*written, *spec.output_names) if n in spec.output_names]
+    known, asked = set(spec.input_names), set(spec.output_names)
+    inputs = [n for n in (*used, *spec.input_names) if n in known]
+    outputs = [n for n in (*written, *spec.output_names) if n in asked]
     return list(dict.fromkeys([*inputs, *outputs, *written, *(t.name for t in spec.all_tensors)]))
 
 
 def _look_derived(spec: Spec, names: Iterable[str]) -> bool:
     """Whether the name of an input or output looks like what a schedule makes of another name."""
-    fixed = {*spec.input_names, *spec.output_names}
-    return any(a.startswith(f"{b}.") for a in fixed for b in names if a != b)
+    known = set(names)
+    parts = (name.split(".") for name in {*spec.input_names, *spec.output_names})
+    return any(".".join(part[:k]) in known for part in parts for k in range(1, len(part)))
 
 
 def _is_fill(spec: Spec, op: Op) -> bool:
@@ -254,14 +263,16 @@ def _with_params(spec: Spec, params: Mapping[str, str]) -> Spec:
 def _shown_dims(spec: Spec, dims: list[dict[str, str]]) -> dict[str, str]:
     """Return the caller's name of each numbered dim, changed where a schedule could derive it from another's."""
     shown: dict[str, str] = {}
+    others: set[str] = set()
     order = sorted(range(len(spec.ops)), key=lambda k: (_is_fill(spec, spec.ops[k]), k))
     for d, number in ((d, n) for k in order for d, n in dims[k].items()):
         if number in shown:
             continue
-        name, others = d, set(shown.values())
+        name = d
         while name in others or any(_derived(name, o) or _derived(o, name) for o in others):
             name += "_"
         shown[number] = name
+        others.add(name)
     return shown
 
 

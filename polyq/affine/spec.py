@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from polyq.affine.expr import Affine, AffineMap, Constraint
@@ -55,7 +55,7 @@ def _extent(entry: int | str) -> Affine:
     return Affine(entry) if isinstance(entry, int) else parse_extent(entry)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Op:
     """One statement: ``target[index] (reduce)= body`` for all points of its domain.
 
@@ -72,7 +72,7 @@ class Op:
     reduce: str | None = None
     where: tuple[Constraint, ...] = ()
 
-    @property
+    @cached_property
     def reads(self) -> tuple[Load, ...]:
         """The loads of the body, left to right; the cell that a reduction combines with is not among them."""
         return loads(self.body)
@@ -85,7 +85,7 @@ class Op:
             box += [Constraint(Affine.dim(name)), Constraint(extent - Affine.dim(name) - 1)]
         return (*box, *self.where)
 
-    @property
+    @cached_property
     def reduced(self) -> tuple[str, ...]:
         """The dims that do not occur in the target's subscripts."""
         kept = {d for e in self.index for d in e.dims()}
@@ -102,7 +102,7 @@ class Op:
         return f"{left} {operator} {format_scalar(self.body)}{where}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Spec:
     """A program: ``all_tensors`` by name, ``ops`` in order, the names of inputs and outputs, and notes for the reader.
 
@@ -133,7 +133,7 @@ class Spec:
         outside = {*self.input_names, *self.output_names}
         return tuple(t for t in self.all_tensors if t.name not in outside)
 
-    @property
+    @cached_property
     def params(self) -> tuple[str, ...]:
         """All parameters, by first appearance in shapes, then in ops."""
         seen: dict[str, None] = {}
@@ -148,17 +148,19 @@ class Spec:
 
     def tensor(self, name: str) -> Tensor:
         """Return the tensor ``name``; :class:`KeyError` if there is none."""
-        for t in self.all_tensors:
-            if t.name == name:
-                return t
-        raise KeyError(name)
+        return self._tensors[name]
+
+    @cached_property
+    def _tensors(self) -> dict[str, Tensor]:
+        return {t.name: t for t in reversed(self.all_tensors)}  # the first of a name
 
     def op(self, name: str) -> Op:
         """Return the op ``name``; :class:`KeyError` if there is none."""
-        for op in self.ops:
-            if op.name == name:
-                return op
-        raise KeyError(name)
+        return self._ops[name]
+
+    @cached_property
+    def _ops(self) -> dict[str, Op]:
+        return {op.name: op for op in reversed(self.ops)}  # the first of a name
 
     def writers(self, tensor: str) -> tuple[Op, ...]:
         """Return the ops that write ``tensor``, in order."""

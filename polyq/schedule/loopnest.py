@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Union
 
 from polyq.affine.expr import Affine, Constraint
@@ -85,7 +86,7 @@ Node = Union[Loop, Guard, Scope, Assign]
 Block = tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoopNest:
     """A whole program: buffers that outlive it or its parts, the parameters, and the root block, run in order."""
 
@@ -101,12 +102,14 @@ class LoopNest:
                 return b
         raise KeyError(name)
 
-    def all_buffers(self) -> Iterator[Buffer]:
-        """Yield every buffer, those of scopes included."""
-        yield from self.buffers
-        for node in walk(self.body):
-            if isinstance(node, Scope):
-                yield from node.buffers
+    def all_buffers(self) -> tuple[Buffer, ...]:
+        """Return every buffer, those of scopes included."""
+        return self._all_buffers
+
+    @cached_property
+    def _all_buffers(self) -> tuple[Buffer, ...]:
+        scopes = (node for node in walk(self.body) if isinstance(node, Scope))
+        return (*self.buffers, *(b for scope in scopes for b in scope.buffers))
 
     def __str__(self) -> str:
         return "\n".join(_lines(self.body, 0))
