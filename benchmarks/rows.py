@@ -10,7 +10,7 @@ from dataclasses import dataclass
 #: measures once: the seconds of one run
 Time = Callable[[], float]
 
-_PAUSE = 0.2  # seconds in which the other's threads fall asleep: those of OpenBLAS spin for 2^28 cycles
+PAUSE = 0.2  # seconds in which the other's threads fall asleep: those of OpenBLAS spin for 2^28 cycles
 _ROUND = 0.01  # seconds that a round of repeated calls takes at least
 
 
@@ -32,7 +32,7 @@ class Row:
         times: tuple[list[float], list[float]] = ([], [])
         for _ in range(rounds):
             for measure, found in zip((ours, theirs), times, strict=True):
-                time.sleep(_PAUSE)
+                time.sleep(PAUSE)
                 found.append(measure())
         return cls(statistics.median(times[0]), against, statistics.median(times[1]), asked, note)
 
