@@ -44,7 +44,7 @@ class Aside:
         self._ask("prepare", m)
 
     def seconds(self, first: int, turns: int) -> float:
-        """Return the mean time of calls with so many sets of weights, from one on; the last is called first, untimed."""
+        """Return the mean time of calls with so many sets of weights, from one on, after an untimed call."""
         return self._ask("seconds", first, turns)
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 import polyq
+from benchmarks.layers import layer_rows
 from benchmarks.processes import build_rows
 from benchmarks.programs import PROGRAMS, Program
 from benchmarks.rows import Row, Time, over_copies, repeated
@@ -89,19 +90,27 @@ def cases() -> dict[str, Callable[[int], list[Row]]]:
         for threads in counts:
             asked = 0.75 if threads == 1 else 0.88
             found[f"decode {n} x {g * GROUP}, {threads}t"] = partial(decode, n, g, threads, asked)
+            exact, rounded = (0.60, 0.75) if threads == 1 else (0.72, 0.92)
+            found[f"decode 4 bits {n} x {g * GROUP}, {threads}t"] = partial(decode, n, g, threads, exact, bits=4)
+            found[f"decode 4 bits i16 {n} x {g * GROUP}, {threads}t"] = partial(
+                decode, n, g, threads, rounded, bits=4, numerics="i16"
+            )
     for threads in counts:
         found[f"matvec f32 4096 x 4096, {threads}t"] = partial(matvec, threads, 0.85 if threads == 1 else 0.92)
-        found[f"matmul f32 1024^3, {threads}t"] = partial(matmul, threads)
+        found[f"matmul f32 1024^3, {threads}t"] = partial(matmul, (1024, 1024, 1024), threads)
+        found[f"matmul f32 4096 x 4096 x 512, {threads}t"] = partial(matmul, (512, 4096, 4096), threads)
         found[f"chain of five on 64 MB, {threads}t"] = partial(chain, threads)
         found[f"four stencils on 10^7, {threads}t"] = partial(stencils, threads)
-        for m in (2, 4, 8, 16, 128):
-            found[f"prefill M={m}, {threads}t"] = partial(prefill, m, threads)
+        for m, asked in ((2, None), (4, 0.70), (8, None), (16, 0.78), (128, 0.88), (512, 0.88)):
+            found[f"prefill M={m}, {threads}t"] = partial(prefill, m, threads, asked)
+        found[f"prefill M=128 i16, {threads}t"] = partial(rounded_prefill, 8, "i16", threads, 1.3)
+        found[f"prefill M=128 4 bits i8, {threads}t"] = partial(rounded_prefill, 4, "i8", threads, 2.0)
         for name, (weights, text) in RELATIVES.items():
             found[f"relative: {name}, {threads}t"] = partial(relative, weights, text, threads)
     for program in PROGRAMS:
         found[f"program: {program.name}"] = partial(against_numpy, program)
     found["call of a 1-element kernel"] = call_overhead
-    return found | build_rows(flagship_text("u8[4096, 32, 128]", BODY))
+    return found | layer_rows(counts) | build_rows(flagship_text("u8[4096, 32, 128]", BODY))
 
 
 # ---- what is measured
@@ -118,10 +127,12 @@ def flagship_text(weights: str, text: str) -> str:
 class Layer:
     """One kernel bound to several sets of weights that together exceed the caches."""
 
-    def __init__(self, text: str, threads: int, m: int = 1, copies: int | None = None) -> None:
+    def __init__(
+        self, text: str, threads: int, m: int = 1, copies: int | None = None, numerics: str = "reassoc"
+    ) -> None:
         spec = polyq.parse(text)
         started = time.perf_counter()
-        kernel = polyq.build(spec, threads=threads)
+        kernel = polyq.build(spec, threads=threads, numerics=numerics)
         self.build = time.perf_counter() - started
         params = {name: m if name == "m" else 1 for name in spec.params}
         first = random_arrays(spec, params)
@@ -143,9 +154,11 @@ def random_weights(spec: polyq.Spec, params: Mapping[str, int], seed: int) -> di
     return {name: a for name, a in random_arrays(spec, params, seed).items() if name != "x"}
 
 
-def decode(n: int, g: int, threads: int, asked: float, rounds: int) -> list[Row]:
-    """Compare one row of activations times grouped 8-bit weights with reading the same bytes."""
-    layer = Layer(flagship_text(f"u8[{n}, {g}, {GROUP}]", BODY), threads)
+def decode(
+    n: int, g: int, threads: int, asked: float, rounds: int, *, bits: int = 8, numerics: str = "reassoc"
+) -> list[Row]:
+    """Compare one row of activations times grouped weights with reading the same bytes."""
+    layer = Layer(flagship_text(f"u{bits}[{n}, {g}, {GROUP}]", BODY), threads, numerics=numerics)
     limit = Read(layer.bytes, layer.copies, threads)
     return [Row.measured(rounds, layer.timer(), "read", limit.seconds, asked, f"{limit.streams} streams")]
 
@@ -158,7 +171,7 @@ def relative(weights: str, text: str, threads: int, rounds: int) -> list[Row]:
     return [Row.measured(rounds, layer.timer(), "flagship, equal bytes", lambda: scale * timer(), 0.95)]
 
 
-def prefill(m: int, threads: int, rounds: int) -> list[Row]:
+def prefill(m: int, threads: int, asked: float | None, rounds: int) -> list[Row]:
     """Compare m rows of activations with numpy, which dequantizes as well, and with the FMA limit."""
     layer = Layer(flagship_text("u8[4096, 32, 128]", BODY), threads, m, copies=4)
 
@@ -171,8 +184,15 @@ def prefill(m: int, threads: int, rounds: int) -> list[Row]:
         ours = layer.timer()
         return [
             Row.measured(rounds, ours, "numpy", over_copies(numpy, layer.copies), 1.0),
-            Row.measured(rounds, ours, "FMA", fma.seconds),
+            Row.measured(rounds, ours, "FMA", fma.seconds, asked),
         ]
+
+
+def rounded_prefill(bits: int, numerics: str, threads: int, asked: float, rounds: int) -> list[Row]:
+    """Compare 128 rows of activations that are rounded to integers with the FMA limit of the floats."""
+    layer = Layer(flagship_text(f"u{bits}[4096, 32, 128]", BODY), threads, 128, copies=4, numerics=numerics)
+    fma = Fma(2.0 * 128 * 4096 * 4096, threads)
+    return [Row.measured(rounds, layer.timer(), "FMA", fma.seconds, asked)]
 
 
 def matvec(threads: int, asked: float, rounds: int) -> list[Row]:
@@ -186,17 +206,18 @@ def matvec(threads: int, asked: float, rounds: int) -> list[Row]:
     return [Row.measured(rounds, over_copies(lambda i: kernel(a=sets[i], x=x), 4), "read", limit.seconds, asked)]
 
 
-def matmul(threads: int, rounds: int) -> list[Row]:
-    """Compare a plain f32 matmul with the FMA limit and with numpy."""
-    spec = polyq.parse("a: f32[1024, 1024]\nb: f32[1024, 1024]\ny[i, j] += a[i, k] * b[k, j]")
+def matmul(shape: tuple[int, int, int], threads: int, rounds: int) -> list[Row]:
+    """Compare a plain f32 matmul, m x k times k x n for the shape (m, n, k), with the FMA limit and with numpy."""
+    m, n, k = shape
+    spec = polyq.parse(f"a: f32[{m}, {k}]\nb: f32[{k}, {n}]\ny[i, j] += a[i, k] * b[k, j]")
     kernel = polyq.build(spec, threads=threads)
     arrays = random_arrays(spec, {})
     polyq.testing.assert_close(kernel, **arrays)
-    fma, ours = Fma(2.0 * 1024**3, threads), repeated(lambda: kernel(**arrays))
+    fma, ours = Fma(2.0 * m * n * k, threads), repeated(lambda: kernel(**arrays))
     with blas_threads(threads):
         return [
-            Row.measured(rounds, ours, "FMA", fma.seconds, 0.65),
-            Row.measured(rounds, ours, "numpy", repeated(lambda: arrays["a"] @ arrays["b"])),
+            Row.measured(rounds, ours, "FMA", fma.seconds, 0.90),
+            Row.measured(rounds, ours, "numpy", repeated(lambda: arrays["a"] @ arrays["b"]), 1.0),
         ]
 
 
