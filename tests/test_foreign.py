@@ -25,7 +25,7 @@ from polyq.testing import assert_close
 
 HALVES = 2
 #: each target takes one program in so many, another share each; all of them where POLYQ_ALL_PROGRAMS is set (.ci/long)
-SHARE = 1 if os.environ.get("POLYQ_ALL_PROGRAMS") else 8
+SHARE = 1 if os.environ.get("POLYQ_ALL_PROGRAMS") else 12
 
 
 def programs_of(target: str, numerics: str) -> tuple[Program, ...]:
