@@ -212,7 +212,8 @@ def matmul(shape: tuple[int, int, int], threads: int, rounds: int) -> list[Row]:
     spec = polyq.parse(f"a: f32[{m}, {k}]\nb: f32[{k}, {n}]\ny[i, j] += a[i, k] * b[k, j]")
     kernel = polyq.build(spec, threads=threads)
     arrays = random_arrays(spec, {})
-    polyq.testing.assert_close(kernel, **arrays)
+    some = arrays["a"][:8].astype(np.float64) @ arrays["b"]  # the interpreter would take minutes for all of it
+    np.testing.assert_allclose(kernel(**arrays)[:8], some, rtol=1e-4, atol=1e-5 * float(np.max(np.abs(some))))
     fma, ours = Fma(2.0 * m * n * k, threads), repeated(lambda: kernel(**arrays))
     with blas_threads(threads):
         return [
