@@ -13,6 +13,7 @@ import polyq.__main__ as command
 import polyq.limits
 from polyq import command_line
 from polyq.command_line import FLAGSHIP
+from polyq.schedule.target import Target
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -202,7 +203,7 @@ def test_rows_alternate_and_give_medians(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     from benchmarks import rows
 
-    monkeypatch.setattr(rows, "_PAUSE", 0)
+    monkeypatch.setattr(rows, "PAUSE", 0)
     ours, theirs = iter([3.0, 1.0, 2.0]), iter([5.0, 9.0, 7.0])
     row = rows.Row.measured(3, ours.__next__, "x", theirs.__next__)
     assert (row.ours, row.theirs, row.ratio) == (2.0, 7.0, 3.5)
@@ -210,8 +211,14 @@ def test_rows_alternate_and_give_medians(monkeypatch):
 
 def test_rows_are_chosen_by_words():
     table = [sys.executable, str(ROOT / "benchmarks" / "table.py"), "--list"]
-    listed = subprocess.run([*table, "x 4096, 1t", "softmax"], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert listed == ["decode 4096 x 4096, 1t", "decode 11008 x 4096, 1t", "matvec f32 4096 x 4096, 1t", "program: softmax"]
+    listed = subprocess.run([*table, "8 x 4096, 1t", "softmax"], capture_output=True, text=True, check=True).stdout.splitlines()
+    counts = sorted({1, Target.named("native").cores})
+    kinds = ("", "4 bits ", "4 bits i16 ")
+    assert listed == [
+        *(f"decode {kind}11008 x 4096, 1t" for kind in kinds),
+        "program: softmax",
+        *(f"softmax on 64 MB, {threads}t" for threads in counts),
+    ]
 
 
 # ---- what the README and the metadata promise
